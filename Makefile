@@ -46,14 +46,13 @@ docs: .venv/.docs
 export PYTHON311 PYTHON312 PYTHON313
 
 matrix:
-	$(PYTHON) tests/matrix.py $(ARGS)
+	$(PYTHON) tests/helpers/matrix.py $(ARGS)
 
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/python benchmarks/check.py
 
 # Reads the committed results of the benchmarks; measures nothing.
 check-results: setup

@@ -48,7 +48,7 @@ def found(law: str, share: float, x: jax.Array) -> jax.Array:
         level = rule.threshold(x, stages.number, stages.aim)
         hits = selection.count(jnp.abs(x) >= level)
         ratio = hits / choices.share(share, x.shape[1])
-        return rule._adapted(stages, ratio), ratio[0, 0]
+        return rule._adapt(stages, ratio), ratio[0, 0]
 
     return jax.lax.scan(step, rule.init(1, 1), None, length=STEPS)[1]
 

@@ -8,9 +8,8 @@ os.environ.setdefault("JAX_PLATFORMS", os.environ.get("JAXCOMP_TEST_PLATFORM", "
 
 import jax
 import jaxtyping
-import programs
 import pytest
-import tiers
+from helpers import programs, tiers
 
 # Nothing here imports jaxcomp: old versions of jaxtyping, such as 0.3.0, instrument packages only
 # after this file is read, and refuse those that are imported already.
@@ -30,7 +29,7 @@ def mesh() -> jax.sharding.Mesh:
 @pytest.fixture(scope="session")
 def two() -> jax.sharding.Mesh:
     """Two slices, of four devices that share a model."""
-    import sharding
+    from helpers import sharding
 
     return sharding.make_mesh(sharding.TWO)
 
@@ -38,7 +37,7 @@ def two() -> jax.sharding.Mesh:
 @pytest.fixture(scope="session")
 def three() -> jax.sharding.Mesh:
     """Two slices, of devices that share a model along two axes."""
-    import sharding
+    from helpers import sharding
 
     return sharding.make_mesh(sharding.THREE)
 

@@ -3,9 +3,8 @@
 import json
 import types
 
-import programs
 import pytest
-import tiers
+from helpers import programs, tiers
 
 pytest_plugins = ["pytester"]
 CASES = """

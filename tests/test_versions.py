@@ -1,15 +1,15 @@
-"""The declared lowest versions are those that `make matrix` runs; warnings are errors."""
+"""Declared versions are those that `make matrix` and the workflow run; warnings are errors."""
 
 import re
 import tomllib
 import types
 import warnings
 
-import matrix
 import pytest
+from helpers import matrix
+from helpers.paths import ROOT, TESTS
 from packaging.requirements import Requirement
 from packaging.version import Version
-from paths import ROOT, TESTS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -31,6 +31,12 @@ def test_every_python_that_is_declared_is_tried():
     assert known == [environment.python for environment in matrix.ENVIRONMENTS]
 
 
+def test_the_hosted_workflow_has_the_environments_of_the_matrix():
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    hosted = re.findall(r"- \{ environment: (\S+), python: \"(\S+)\" \}", text)
+    assert hosted == [(e.name, e.python) for e in matrix.ENVIRONMENTS]
+
+
 def test_every_part_of_the_core_suite_is_there():
     for file, _ in matrix.CORE:
         assert (TESTS / f"{file}.py").exists()
@@ -48,7 +54,8 @@ def warn_from(module):
 OWN = [
     "jaxcomp",
     "jaxcomp.codecs.quantizer",
-    *sorted(p.stem for p in TESTS.rglob("*.py")),
+    *sorted(p.stem for p in TESTS.rglob("*.py") if p.parent.name != "helpers"),
+    *sorted(f"helpers.{p.stem}" for p in TESTS.glob("helpers/*.py")),
 ]
 
 

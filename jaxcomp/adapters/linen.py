@@ -36,7 +36,7 @@ class Linen(Adapter):
             return
         _stored[cls.__name__] = serialization  # Before registering, which asks for the hash again.
 
-        def restored(node: Any, state: dict) -> Any:
+        def restore(node: Any, state: dict) -> Any:
             if node.stored not in state:  # The name may say which setting the memory belongs to.
                 raise ValueError(
                     f"`state` must hold {node.stored!r} to be restored into this target, got "
@@ -46,5 +46,5 @@ class Linen(Adapter):
             return cls.tree_unflatten(node.tree_flatten_with_keys()[1], (tree,))
 
         serialization.register_serialization_state(
-            cls, lambda node: {node.stored: serialization.to_state_dict(node.tree)}, restored
+            cls, lambda node: {node.stored: serialization.to_state_dict(node.tree)}, restore
         )

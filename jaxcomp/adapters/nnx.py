@@ -54,10 +54,10 @@ class NnxObjects(Objects):
         nnx = _nnx()
         wanted = nnx.filterlib.to_predicate(nnx.Param if wrt is None else wrt)
 
-        def differentiated(path: tuple, variable: Any) -> bool:
+        def is_differentiated(path: tuple, variable: Any) -> bool:
             return path[0] in at and wanted(path[1:], variable)
 
-        graph, *states = nnx.split(held, differentiated, nnx.RngKey, ...)
+        graph, *states = nnx.split(held, is_differentiated, nnx.RngKey, ...)
         chosen, keys, rest = (_by_object(state, len(held)) for state in states)
         return graph, chosen, keys, rest
 
@@ -93,7 +93,7 @@ class Nnx(Adapter):
     def boxed(self, tree: PyTree, *, add: bool) -> PyTree:
         kind = _nnx().Variable
 
-        def renamed(node: Any) -> Any:
+        def rename(node: Any) -> Any:
             names = node.get_metadata().get("out_sharding") if isinstance(node, kind) else None
             if names:
                 after = (None, *names) if add else tuple(names)[1:]
@@ -101,7 +101,7 @@ class Nnx(Adapter):
                 node.set_metadata(out_sharding=PartitionSpec(*after) if spec else after)
             return node
 
-        return jax.tree.map(renamed, tree, is_leaf=lambda node: isinstance(node, kind))
+        return jax.tree.map(rename, tree, is_leaf=lambda node: isinstance(node, kind))
 
     def plain(self, tree: PyTree) -> PyTree:
         """`nnx.Optimizer` keeps its state in variables of other types than `nnx.Param`."""

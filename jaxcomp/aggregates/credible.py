@@ -147,7 +147,7 @@ class Credible(Aggregate):
 
     def _agreement(self, messages: PyTree, present: Array) -> Array:
         """The fraction of elements on which each worker has the sign of the majority."""
-        judges = present & self._trusted(present.shape[0])
+        judges = present & self._judges(present.shape[0])
         clear = self.rule == "bounded"
         found = [_matches(rows, present, judges, clear) for rows in jax.tree.leaves(messages)]
         some = functools.reduce(jnp.logical_or, [votes for *_, votes in found], jnp.asarray(False))
@@ -162,7 +162,7 @@ class Credible(Aggregate):
             fraction = jnp.minimum(fraction + _ERRORS / jnp.sqrt(most), 1)
         return jnp.where(cast > 0, fraction, 1)
 
-    def _trusted(self, workers: int) -> np.ndarray:
+    def _judges(self, workers: int) -> np.ndarray:
         if self.trusted is None:
             return np.ones(workers, bool)
         if max(self.trusted) >= workers:

@@ -43,7 +43,7 @@ class CoordinateMedian(Aggregate):
         low, high = jnp.maximum(count - 1, 0) // 2, count // 2
 
         def median(rows: Array) -> Array:
-            ranked = _ranked(rows, present)
+            ranked = _rank(rows, present)
             # Halves are exact, and their sum does not overflow.
             middle = 0.5 * ordering.at(ranked, low) + 0.5 * ordering.at(ranked, high)
             return jnp.where(count > 0, middle, 0).astype(rows.dtype)
@@ -95,7 +95,7 @@ class TrimmedMean(Aggregate):
         kept = ((rank >= cut) & (rank < count - cut)).astype(weights.dtype)
 
         def mean(rows: Array) -> Array:
-            ranked = _ranked(rows, present)
+            ranked = _rank(rows, present)
             if isinstance(ranked, jax.Array):
                 return summing.weighted_mean(ranked, kept).astype(rows.dtype)
             before, after = summing.mean_factors(len(ranked))
@@ -110,8 +110,8 @@ class TrimmedMean(Aggregate):
         return jax.tree.map(mean, messages), state
 
 
-def _ranked(rows: Array, present: Array) -> Array | Sequence[Array]:
+def _rank(rows: Array, present: Array) -> Array | Sequence[Array]:
     """The values of each element in ascending order; infinite ones in place of absent workers."""
     wide = summing.widened(rows)
     here = present.reshape(-1, *[1] * (wide.ndim - 1))
-    return ordering.ascending(jnp.where(here, wide, jnp.inf))
+    return ordering.sort_columns(jnp.where(here, wide, jnp.inf))

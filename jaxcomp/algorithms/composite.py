@@ -68,7 +68,7 @@ def qcmd_adagrad(
         is biased, and without feedback it stalls with heterogeneous workers. Chain nothing after
         this method that changes the parameters.
     """
-    reducer = _gathered(codec, feedback)
+    reducer = _gather_link(codec, feedback)
     mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
     return optax.chain(mean, prox_adagrad(learning_rate, regularizer))
 
@@ -113,7 +113,7 @@ def qrda_adagrad(
         zero, whatever the initial parameters. It uses the whole sum of gradients, so it finds zeros
         that the noise of single messages hides from `qcmd_adagrad`.
     """
-    reducer = _gathered(codec, feedback)
+    reducer = _gather_link(codec, feedback)
     mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
     return optax.chain(mean, rda_adagrad(learning_rate, regularizer))
 
@@ -210,5 +210,5 @@ def dq_psgd(
     return optax.chain(mean, optax.sgd(learning_rate), projected(projection), averaged())
 
 
-def _gathered(codec: Codec | Policy, feedback: Feedback | None) -> Gather:
+def _gather_link(codec: Codec | Policy, feedback: Feedback | None) -> Gather:
     return Gather(Link(codec, default(codec) if feedback is None else feedback))

@@ -146,13 +146,13 @@ def replicated(x: Array, axis_name: AxisName) -> Array:
     return _replicated.bind(x, over=over) if over else x
 
 
-def _retyped(x: Any, *, over: tuple) -> Any:
+def _drop_varying(x: Any, *, over: tuple) -> Any:
     kind = x.manual_axis_type
     return x.update(manual_axis_type=kind.update(varying=kind.varying - set(over)))
 
 
 _replicated.def_impl(lambda x, **_: x)
-_replicated.def_abstract_eval(_retyped)
+_replicated.def_abstract_eval(_drop_varying)
 batching.defvectorized(_replicated)
 mlir.register_lowering(_replicated, lambda _, x, **__: [x])
 
@@ -213,7 +213,7 @@ def permute(x: Array, sources: Sequence[int], axis_name: AxisName) -> Array:
 
 
 def permute_some(x: Array, pairs: Sequence[tuple[int, int]], axis_name: AxisName) -> Array:
-    """What the sender of one of these pairs sends to this worker, and zeros where none does."""
+    """Sends along these pairs; a worker to which none leads receives zeros."""
     x, n = vary(x, axis_name), size(axis_name)
     manual = set(names(axis_name)) <= set(jax.sharding.get_abstract_mesh().manual_axes)
     if manual or len(pairs) == n:
@@ -240,7 +240,7 @@ def exchange(rows: Array, axis_name: AxisName) -> Array:
 
     def swap(rows: Array) -> Array:
         # Send one vector: a TPU would pad a matrix of few rows to eight rows.
-        flat = _mapped(vary(rows.reshape(-1), axis_name), axis_name)
+        flat = _make_mapped(vary(rows.reshape(-1), axis_name), axis_name)
         return lax.all_to_all(flat, axis_name, 0, 0, tiled=True).reshape(rows.shape)
 
     def padded(rows: Array) -> Array:
@@ -255,7 +255,7 @@ def exchange(rows: Array, axis_name: AxisName) -> Array:
     return lax.platform_dependent(rows, **own, default=swap) if own else swap(rows)
 
 
-def _mapped(x: Array, axis_name: AxisName) -> Array:
+def _make_mapped(x: Array, axis_name: AxisName) -> Array:
     """An array that `jax.vmap` maps, even if all workers have the same.
 
     Its rule for an all-to-all of an array that is not mapped builds one of the wrong shape.

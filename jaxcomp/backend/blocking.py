@@ -101,7 +101,7 @@ def in_turn(f: Callable[..., Array], *arrays: Array) -> Array:
         found, traced_once = [], jax.jit(f)
         # The last part overlaps the one before it.
         begins = [min(number * each, rows - each) for number in range(parts)]
-        for begin in xla.hidden(begins, xla.zero_after(arrays[0])):
+        for begin in xla.hide(begins, xla.zero_after(arrays[0])):
             begin = begin + xla.zero_after(found[-1]) if found else begin
             some = (_rows(x, begin, each) for x in arrays)
             found.append(traced_once(*some))

@@ -101,7 +101,7 @@ def _run(*args: jax.Array, default: Any, own: Any, traced: Any) -> list[jax.Arra
     return dict(own).get(platform, default)(*args)
 
 
-def _batched(args: Any, dims: Any, *, default: Any, own: Any, traced: Any) -> Any:
+def _batch(args: Any, dims: Any, *, default: Any, own: Any, traced: Any) -> Any:
     del traced
 
     def batch(f):
@@ -112,13 +112,13 @@ def _batched(args: Any, dims: Any, *, default: Any, own: Any, traced: Any) -> An
     return out, [0] * len(out)
 
 
-def _differentiated(primals: Any, tangents: Any, *, default: Any, own: Any, traced: Any) -> Any:
+def _differentiate(primals: Any, tangents: Any, *, default: Any, own: Any, traced: Any) -> Any:
     del own, traced
     given = [ad.instantiate_zeros(tangent) for tangent in tangents]
     return jax.jvp(default, tuple(primals), tuple(given))
 
 
-def _lowered(platform: str | None) -> Callable[..., Any]:
+def _lowering(platform: str | None) -> Callable[..., Any]:
     def rule(ctx: Any, *args: Any, default: Any, own: Any, traced: Any) -> Any:
         del traced
         run = dict(own).get(platform, default) if _all_local(ctx) else default
@@ -138,8 +138,8 @@ def _all_local(ctx: Any) -> bool:
 
 PRIMITIVE.def_impl(_run)
 PRIMITIVE.def_abstract_eval(lambda *_, traced, **__: list(traced.out_avals))
-batching.primitive_batchers[PRIMITIVE] = _batched
-ad.primitive_jvps[PRIMITIVE] = _differentiated
-mlir.register_lowering(PRIMITIVE, _lowered(None))
+batching.primitive_batchers[PRIMITIVE] = _batch
+ad.primitive_jvps[PRIMITIVE] = _differentiate
+mlir.register_lowering(PRIMITIVE, _lowering(None))
 for _platform in ("cpu", "cuda", "tpu"):
-    mlir.register_lowering(PRIMITIVE, _lowered(_platform), platform=_platform)
+    mlir.register_lowering(PRIMITIVE, _lowering(_platform), platform=_platform)

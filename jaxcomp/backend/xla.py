@@ -31,7 +31,7 @@ def constants() -> Iterator[None]:
         yield
 
 
-def evaluated(f: Callable[..., Any], *args: Any) -> Any:
+def evaluate(f: Callable[..., Any], *args: Any) -> Any:
     """`f` of constants as one program that runs at once, even while another program is traced.
 
     Within `constants`, what does not depend on an argument is a program per operation, also in a
@@ -103,7 +103,7 @@ class _Separate:
         traced = self.traced = jex_core.ClosedJaxpr(jaxpr, [])
 
         def run(*given: Any) -> list[Any]:
-            return [in_rows(x, lanes) for x in _flattened(traced)(*given)]
+            return [in_rows(x, lanes) for x in _flatten(traced)(*given)]
 
         run.__name__ = getattr(f, "__name__", "run")  # The name of the function in the program.
         self.run = jax.jit(run, inline=False)
@@ -126,27 +126,27 @@ def _separate(*args: jax.Array, traced: Any, run: Any) -> list[jax.Array]:
     return [x.reshape(like.shape) for x, like in zip(found, traced.out_avals, strict=True)]
 
 
-def _separate_batched(args: Any, dims: Any, *, traced: Any, run: Any) -> Any:
+def _batch_separate(args: Any, dims: Any, *, traced: Any, run: Any) -> Any:
     del run
     batched = jax.vmap(jex_core.jaxpr_as_fun(traced), in_axes=tuple(dims))
     out = compile_separately(batched)(*args)
     return out, [0] * len(out)
 
 
-def _separate_differentiated(primals: Any, tangents: Any, *, traced: Any, run: Any) -> Any:
+def _differentiate_separate(primals: Any, tangents: Any, *, traced: Any, run: Any) -> Any:
     del run
     given = [ad.instantiate_zeros(tangent) for tangent in tangents]
     return jax.jvp(jex_core.jaxpr_as_fun(traced), tuple(primals), tuple(given))
 
 
-def _separate_inlined(ctx: Any, *args: Any, traced: Any, run: Any) -> Any:
+def _inline_separate(ctx: Any, *args: Any, traced: Any, run: Any) -> Any:
     del run
     return mlir.lower_fun(jex_core.jaxpr_as_fun(traced), multiple_results=True)(ctx, *args)
 
 
-batching.primitive_batchers[_separately] = _separate_batched
-ad.primitive_jvps[_separately] = _separate_differentiated
-mlir.register_lowering(_separately, _separate_inlined)
+batching.primitive_batchers[_separately] = _batch_separate
+ad.primitive_jvps[_separately] = _differentiate_separate
+mlir.register_lowering(_separately, _inline_separate)
 mlir.register_lowering(
     _separately, mlir.lower_fun(_separate, multiple_results=True), platform="cpu"
 )
@@ -200,7 +200,7 @@ def in_rows(x: jax.Array, lanes: int) -> jax.Array:
 _FEWEST_LANES = 8
 
 
-def _inlined(traced: Any) -> Callable[..., list[Any]]:
+def _inline(traced: Any) -> Callable[..., list[Any]]:
     """A jitted function that is called by one that is compiled separately.
 
     XLA applies an attribute of a function to all functions that it calls, such as `jnp.pad`: each
@@ -208,7 +208,7 @@ def _inlined(traced: Any) -> Callable[..., list[Any]]:
     others are marked as inlineable.
     """
     if len(traced.jaxpr.eqns) < _SHORT:
-        return _flattened(traced)
+        return _flatten(traced)
 
     def call(*given: Any) -> list[Any]:
         with set_xla_metadata(inlineable="true"):
@@ -223,10 +223,10 @@ _SHORT = 20
 
 @functools.lru_cache(maxsize=1024)
 def _function(traced: Any) -> Callable[..., list[Any]]:
-    return jax.jit(_flattened(traced))
+    return jax.jit(_flatten(traced))
 
 
-def _flattened(traced: Any) -> Callable[..., list[Any]]:
+def _flatten(traced: Any) -> Callable[..., list[Any]]:
     """Calls the traced function, and inlines the jitted functions that it calls."""
 
     def run(*args: Any) -> list[Any]:
@@ -239,9 +239,9 @@ def _flattened(traced: Any) -> Callable[..., list[Any]]:
         for eqn in traced.jaxpr.eqns:
             given = [read(x) for x in eqn.invars]
             if eqn.primitive.name in ("jit", "pjit"):
-                out = _inlined(eqn.params["jaxpr"])(*given)
+                out = _inline(eqn.params["jaxpr"])(*given)
             elif eqn.primitive is platforms.PRIMITIVE:  # Kernels of other platforms are not needed.
-                out = _flattened(eqn.params["traced"])(*given)
+                out = _flatten(eqn.params["traced"])(*given)
             else:
                 bound = eqn.primitive.get_bind_params(eqn.params)
                 functions, params = bound if isinstance(bound, tuple) else ((), bound)
@@ -324,7 +324,7 @@ def cut(flat: jax.Array, begins: Sequence[int], lengths: Sequence[int]) -> list[
     if not isinstance(flat, core.Tracer):
         return [flat[begin : begin + length] for begin, length in zip(begins, lengths, strict=True)]
     offsets = jax.lax.platform_dependent(
-        zero_after(flat), cpu=lambda zero: hidden(begins, zero), default=known
+        zero_after(flat), cpu=lambda zero: hide(begins, zero), default=known
     )
     return [
         jax.lax.dynamic_slice(flat, (offset,), (length,), allow_negative_indices=False)
@@ -337,6 +337,6 @@ def zero_after(x: jax.Array) -> jax.Array:
     return jnp.minimum(x.reshape(-1)[0].astype(jnp.int32) & 1, 0)
 
 
-def hidden(numbers: Sequence[int], zero: jax.Array) -> tuple[jax.Array, ...]:
+def hide(numbers: Sequence[int], zero: jax.Array) -> tuple[jax.Array, ...]:
     """The numbers as values that the compiler cannot treat as constants."""
     return compile_separately(lambda zero: tuple(zero + number for number in numbers))(zero)

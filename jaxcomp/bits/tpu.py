@@ -73,7 +73,7 @@ def pack(codes: Array, bits: Bits, *, interpret: bool = False) -> Array:
         kernel,
         [_buckets(groups, size)],
         [codes],
-        [_shared(groups, words)],
+        [_shared_words(groups, words)],
         [((pl.cdiv(n, TOGETHER), TOGETHER * words), jnp.uint32)],
         interpret,
         scratch=[_tile(groups, size, jnp.uint32)],
@@ -94,7 +94,7 @@ def unpack(packed: Array, bits: Bits, size: int, *, interpret: bool = False) -> 
 
     return _call(
         kernel,
-        [_shared(groups, words)],
+        [_shared_words(groups, words)],
         [_share(packed)],
         [_buckets(groups, size)],
         [((n, size), jnp.uint32)],
@@ -148,9 +148,9 @@ def encode(
     seeds, rows = jnp.concatenate([key, first[None]])[None], pl.cdiv(n, TOGETHER)
     packed, steps = _call(
         kernel,
-        [pl.BlockSpec(memory_space=pltpu.SMEM), _shared(groups, 1), _buckets(groups, size)],
+        [pl.BlockSpec(memory_space=pltpu.SMEM), _shared_words(groups, 1), _buckets(groups, size)],
         [seeds, _share(given[:, None]), x],
-        [_shared(groups, words), pl.BlockSpec((groups, LANES), lambda i: (i, 0))],
+        [_shared_words(groups, words), pl.BlockSpec((groups, LANES), lambda i: (i, 0))],
         [((rows, TOGETHER * words), jnp.uint32), ((rows, LANES), jnp.float32)],
         interpret,
         scratch=[_tile(groups, size, jnp.float32)],
@@ -322,7 +322,7 @@ def _buckets(groups: int, size: int) -> Any:
     return pl.BlockSpec((TOGETHER * groups, size), lambda i: (i, 0))
 
 
-def _shared(groups: int, words: int) -> Any:
+def _shared_words(groups: int, words: int) -> Any:
     return pl.BlockSpec((groups, TOGETHER * words), lambda i: (i, 0))
 
 

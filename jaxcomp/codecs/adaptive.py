@@ -112,13 +112,13 @@ class AdaptiveQuantizer(Codec):
         share = jnp.where(usable, scale / jnp.where(top > 0, top, 1), 0)[:, 0]
         weight = None if self.pooled else share * share
         seen = adaptive.histogram(jnp.where(usable, magnitude, 0), weight)
-        total = jax.tree.map(jnp.add, self._reweighted(state.histogram, state.top, top), seen)
+        total = jax.tree.map(jnp.add, self._reweight(state.histogram, state.top, top), seen)
         # Each worker has a count of its own, and all are equal.
         due = conditional.agreed(state.step % self.every == min(1, self.every - 1))
 
         def update():
             largest = axes.maximum(top, axis_name)
-            mine = jnp.stack(self._reweighted(total, top, largest))
+            mine = jnp.stack(self._reweight(total, top, largest))
             everyone = adaptive.Histogram(*lax.psum(mine, axis_name))
             # Type replicated values as varying, as in the other branch.
             fitted = axes.vary((_fit(self.rule, self.width, everyone), *_EMPTY), axis_name)
@@ -134,7 +134,7 @@ class AdaptiveQuantizer(Codec):
         step = counting.after(state.step, self.every)
         return AdaptiveState(levels, adaptive.Histogram(weight, moment), top, step)
 
-    def _reweighted(
+    def _reweight(
         self, histogram: adaptive.Histogram, old: Array, new: Array
     ) -> adaptive.Histogram:
         """Rescales the histogram's weights to units of another norm's square."""
@@ -219,5 +219,5 @@ def _fit(rule: str, width: int, histogram: adaptive.Histogram) -> Int32[Array, "
 @functools.lru_cache
 def _start(rule: str, width: int, size: int) -> tuple[int, ...]:
     """The levels for a Gaussian bucket, as constants."""
-    start = xla.evaluated(lambda: _fit(rule, width, adaptive.half_normal(size)))
+    start = xla.evaluate(lambda: _fit(rule, width, adaptive.half_normal(size)))
     return tuple(np.asarray(start).tolist())

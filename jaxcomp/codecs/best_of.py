@@ -170,12 +170,12 @@ class BestOf(Codec, public=("bits", "costs")):
         energy = sums.total(part * part)
         # In units of the largest element, so that nothing overflows.
         sizes = jnp.stack([scale(part, counts) for scale in self.scales])
-        cost = _pricing(self.rate)(top, above, below, energy, sizes, counts)[..., 0]
+        cost = _make_price(self.rate)(top, above, below, energy, sizes, counts)[..., 0]
         return jnp.swapaxes(cost.reshape(-1, alternatives, n), 0, 1)
 
 
 @functools.lru_cache(maxsize=64)
-def _pricing(rate: float) -> Callable[..., Array]:
+def _make_price(rate: float) -> Callable[..., Array]:
     """`√(error) + rate · entropy` from the sums of a bucket."""
 
     def price(

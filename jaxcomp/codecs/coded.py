@@ -212,7 +212,7 @@ class Coded(WrappedCodec):
         total = _occurrences(self.codec, self.law, _near(self.codec, like.shape[1]))
         return CodedState(
             codec=self.codec.init(like),
-            table=self._fixed(like.shape[1]),
+            table=self._fixed_table(like.shape[1]),
             total=jnp.asarray(total),
             own=jnp.zeros_like(total),
             spent=spent,
@@ -245,7 +245,7 @@ class Coded(WrappedCodec):
         symbols = jnp.asarray(self._numbers.symbols)[codes.astype(jnp.int32)]
         symbols = jnp.roll(symbols, -self._start(key, size), axis=1)
         words = self._words(size)
-        table = state.table if self.facts.sided else self._fixed(size)
+        table = state.table if self.facts.sided else self._fixed_table(size)
         everything = jnp.full(n, size, jnp.int32)
         stream = self.coder.encode(symbols, everything, table, words)
         kept, sent, used = stream.kept, stream.words, stream.bits
@@ -267,7 +267,7 @@ class Coded(WrappedCodec):
         return CodedPayload(sent, kept.astype(_counts(size)), payload.steps), after
 
     def decode(self, key: Key, payload: CodedPayload, like: ArrayLike, side: Any = None) -> Array:
-        return self.codec.decode(key, self._packed(key, payload, like.shape[1], side), like)
+        return self.codec.decode(key, self._repack(key, payload, like.shape[1], side), like)
 
     def decode_sum(
         self,
@@ -278,12 +278,15 @@ class Coded(WrappedCodec):
         side: Any = None,
     ) -> Array:
         # Decode one worker after another: the codes of all at once would take much more memory.
-        packed = lax.map(lambda one: self._packed(keys, one, like.shape[1], side), payloads)
+        packed = lax.map(lambda one: self._repack(keys, one, like.shape[1], side), payloads)
         return self.codec.decode_sum(keys, packed, like, weights)
 
-    def _packed(self, key: Key, payload: CodedPayload, size: int, side: Any) -> QuantizedPayload:
+    def _repack(self, key: Key, payload: CodedPayload, size: int, side: Any) -> QuantizedPayload:
         """The quantizer's payload, with zeros for lost elements."""
-        kept, table = payload.kept.astype(jnp.int32), self._fixed(size) if side is None else side
+        kept, table = (
+            payload.kept.astype(jnp.int32),
+            self._fixed_table(size) if side is None else side,
+        )
         symbols = self.coder.decode(payload.words, kept, size, table).astype(jnp.int32)
         symbols = jnp.roll(symbols, self._start(key, size), axis=1)
         codes = jnp.asarray(self._numbers.codes)[symbols]
@@ -300,7 +303,7 @@ class Coded(WrappedCodec):
         word = noise.fold(key.shared, _START)[0]
         return (word % jnp.uint32(max(size, 1))).astype(jnp.int32)
 
-    def _fixed(self, size: int) -> PyTree:
+    def _fixed_table(self, size: int) -> PyTree:
         """The table for buckets with the distribution `law`."""
         if not self.coder.adaptive:
             return ()
@@ -318,9 +321,9 @@ class Coded(WrappedCodec):
 
         It does for buckets so short that the stream's header would be most of it.
         """
-        return self._whole or self._chosen(size) < self.coder.least_bits(size) // _SHORT
+        return self._whole or self._capacity_words(size) < self.coder.least_bits(size) // _SHORT
 
-    def _chosen(self, size: int) -> int:
+    def _capacity_words(self, size: int) -> int:
         """Words of the capacity."""
         return 0 if self.capacity is None else math.ceil(size * self.capacity / 32)
 
@@ -331,12 +334,12 @@ class Coded(WrappedCodec):
                 f"`bucket_size` must be at most {_LONGEST} for entropy coding, since a stream's "
                 f"bits are counted in 32 bits, got buckets of {size} of {self.codec!r}"
             )
-        chosen = self._chosen(size)
+        chosen = self._capacity_words(size)
         return max(chosen, bits.words(size, self.codec.bits)) if self._packs(size) else chosen
 
     @property
     def _numbers(self) -> symbols_.Numbers:
-        return symbols_.numbered(self.codec.levels)
+        return symbols_.number_levels(self.codec.levels)
 
 
 def _counts(size: int) -> Any:
@@ -357,14 +360,14 @@ def _near(codec: Quantizer, size: int) -> int:
 @functools.lru_cache
 def _table(codec: Coded, size: int) -> PyTree:
     """The fixed table as constants, made once, so that it is the same in every program."""
-    table = xla.evaluated(codec.coder.table, _occurrences(codec.codec, codec.law, size))
+    table = xla.evaluate(codec.coder.table, _occurrences(codec.codec, codec.law, size))
     return jax.tree.map(np.asarray, table)
 
 
 @functools.lru_cache
 def _occurrences(codec: Quantizer, law: str, size: int) -> np.ndarray:
     """The frequency of each symbol in buckets with the distribution `law`."""
-    numbers = symbols_.numbered(codec.levels)
+    numbers = symbols_.number_levels(codec.levels)
     rows = max(_DRAWN // size, 1)
     number = rows * size
     # Use quantiles in a strided order: unlike random numbers, they are the same on all machines
@@ -382,6 +385,6 @@ def _occurrences(codec: Quantizer, law: str, size: int) -> np.ndarray:
         payload, _ = alone.encode(key, x, jnp.full(rows, size, jnp.int32), alone.init(x))
         return bits.unpack(payload.words, bits=codec.bits, size=size)
 
-    codes = np.asarray(xla.evaluated(draw_codes, x))
+    codes = np.asarray(xla.evaluate(draw_codes, x))
     found = np.bincount(numbers.symbols[codes].reshape(-1), minlength=len(numbers.codes))
     return found.astype(np.float32)

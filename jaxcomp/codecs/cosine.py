@@ -90,7 +90,7 @@ class Cosine(WrappedCodec):
         """The coefficients of each bucket, padded to whole squares, divided by a power of two."""
         del key
         size = x.shape[1]
-        x = jnp.pad(x.astype(jnp.float32), ((0, 0), (0, self._padded(size) - size)))
+        x = jnp.pad(x.astype(jnp.float32), ((0, 0), (0, self._padded_size(size) - size)))
         z = _both(x * jnp.float32(1 / self._down), self.chunk, False)
         return z, jnp.full_like(count, z.shape[1])
 
@@ -109,12 +109,12 @@ class Cosine(WrappedCodec):
         """The divisor of all elements, so that sums of the largest floats do not overflow."""
         return 2 << (self.chunk - 1).bit_length()
 
-    def _padded(self, size: int) -> int:
+    def _padded_size(self, size: int) -> int:
         square = self.chunk**2
         return -(-size // square) * square
 
     def inner_like(self, like: ArrayLike) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((like.shape[0], self._padded(like.shape[1])), jnp.float32)
+        return jax.ShapeDtypeStruct((like.shape[0], self._padded_size(like.shape[1])), jnp.float32)
 
 
 # Always run one compiled program, because the compiler chooses the order of a matrix product.

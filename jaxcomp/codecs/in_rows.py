@@ -81,17 +81,17 @@ class InRows(WrappedCodec):
             self.segments.row_counts(count).reshape(-1),
             jax.tree.map(self._to_rows, state),
         )
-        return jax.tree.map(self._sent, payload), ()
+        return jax.tree.map(self._by_buckets, payload), ()
 
     def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
-        rows = jax.tree.map(self._received, payload)
+        rows = jax.tree.map(self._by_rows, payload)
         side = None if side is None else jax.tree.map(self._to_rows, side)
         return self.codec.decode(self._key(key), rows, self._like(like), side).reshape(like.shape)
 
     def decode_sum(
         self, keys: Key, payloads: Any, like: ArrayLike, weights: Weights = None, side: Any = None
     ) -> Array:
-        rows = jax.vmap(lambda payload: jax.tree.map(self._received, payload))(payloads)
+        rows = jax.vmap(lambda payload: jax.tree.map(self._by_rows, payload))(payloads)
         side = None if side is None else jax.tree.map(self._to_rows, side)
         found = self.codec.decode_sum(self._key(keys), rows, self._like(like), weights, side)
         return found.reshape(like.shape)
@@ -106,7 +106,7 @@ class InRows(WrappedCodec):
     def _to_rows(self, values: Array) -> Array:
         return self.segments.per_row(values).reshape(-1)
 
-    def _sent(self, x: Array) -> Array:
+    def _by_buckets(self, x: Array) -> Array:
         """A part of the payload: the words of rows, or a number of each row, by buckets."""
         rows = x.reshape(-1, self.segments.rows, *x.shape[1:])
         if x.ndim == 1:
@@ -116,7 +116,7 @@ class InRows(WrappedCodec):
             return words
         return self.codec.repacked(x, segments.width, segments.size)
 
-    def _received(self, x: Array) -> Array:
+    def _by_rows(self, x: Array) -> Array:
         if jnp.issubdtype(x.dtype, jnp.floating):
             return self._to_rows(x)
         segments = self.segments

@@ -116,14 +116,14 @@ class LowRank(Codec, public=("factors", "matrices")):
 
     def factors(self, like: ArrayLike) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
         """Shape and dtype of the left and the right factors of a batch like this."""
-        stack, rows, cols = self._known
+        stack, rows, cols = self._matrix_shape
         n, dtype = like.shape[0] * stack, summing.wide(like.dtype)
         left, right = (jax.ShapeDtypeStruct((n, self.rank, size), dtype) for size in (rows, cols))
         return left, right
 
     def matrices(self, x: Array) -> Float[Array, "n rows cols"]:
         """The matrices of a batch divided by 2¹², in the dtype of the arithmetic."""
-        _, rows, cols = self._known
+        _, rows, cols = self._matrix_shape
         wide = summing.wide(x.dtype)
         return (x.astype(wide) * jnp.asarray(_DOWN, wide)).reshape(-1, rows, cols)
 
@@ -132,7 +132,7 @@ class LowRank(Codec, public=("factors", "matrices")):
         matrices = self.matrices(x)
         (left,) = orthonormal.orthonormal([left_of(matrices, state)])
         right = right_of(matrices, left)
-        shape = (x.shape[0], self._known[0], self.rank, -1)
+        shape = (x.shape[0], self._matrix_shape[0], self.rank, -1)
         payload = LowRankPayload(left.reshape(shape), right.reshape(shape))
         return payload, orthonormal.refreshed([right], [state])[0]
 
@@ -142,7 +142,7 @@ class LowRank(Codec, public=("factors", "matrices")):
         return product(flat[0], flat[1], like)
 
     @property
-    def _known(self) -> tuple[int, int, int]:
+    def _matrix_shape(self) -> tuple[int, int, int]:
         if self.matrix is None:
             raise ValueError(
                 "`matrix` must be set, which a Policy does when it sees the leaf: use LowRank in a "

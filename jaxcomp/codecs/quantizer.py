@@ -80,7 +80,7 @@ class Quantizer(
         if self.block is not None:
             checks.integer("block", self.block, 1)
         checks.choice("implementation", self.implementation, (None, *bits.IMPLEMENTATIONS))
-        compatibility.check(self, kernels=self._fused)
+        compatibility.check(self, kernels=self._is_fused)
 
     @property
     def unbiased(self) -> bool:
@@ -181,7 +181,7 @@ class Quantizer(
 
     def segmented(self, segments: Segments) -> InRows | None:
         """None with blocks, fits or rounded steps, which are about a leaf alone."""
-        if not self._fused or self.bucket_size is not None:
+        if not self._is_fused or self.bucket_size is not None:
             return None
         rows = dataclasses.replace(self, bucket_size=segments.width)
         return InRows(codec=rows, segments=segments)
@@ -217,7 +217,7 @@ class Quantizer(
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[QuantizedPayload, Any]:
         agreed = state.scale if isinstance(state, AgreedScale) else None
         seed = key.shared if self.rounding.shared else key.own
-        if self._fused:
+        if self._is_fused:
             words, steps = bits.encode(
                 self, x, count, seed, key.first, agreed, implementation=self.implementation
             )
@@ -247,11 +247,13 @@ class Quantizer(
             codes = kept(codes).astype(jnp.uint32)
             values = self._in_blocks(self.levels.values(codes)).reshape(-1, blocks.shape[2])
             rows = blocks.reshape(values.shape)
-            step = fits.fitted(self.fit, self.levels, values, rows, self._left(x, count), x.dtype)
+            step = fits.fitted(
+                self.fit, self.levels, values, rows, self._real_counts(x, count), x.dtype
+            )
             sent = (step.reshape(n if self.block is None else blocks.shape[:2]),)
         return QuantizedPayload(bits.pack(codes, bits=self.bits), sent)
 
-    def _left(self, x: Array, count: Array) -> Array:
+    def _real_counts(self, x: Array, count: Array) -> Array:
         """The real elements of each block, `[n · blocks, 1]`."""
         block = self._block(x.shape[1])
         begin = jnp.arange(self._blocks(x.shape[1]), dtype=count.dtype)[None] * block
@@ -264,7 +266,9 @@ class Quantizer(
         blocks = self._in_blocks(x)
         n, number, block = blocks.shape
         high, low = (part[:, None] for part in noise.seeds(seed, first, n))
-        scale = self.scale(blocks.reshape(-1, block), self._left(x, count)).reshape(n, number)
+        scale = self.scale(blocks.reshape(-1, block), self._real_counts(x, count)).reshape(
+            n, number
+        )
         scale = scale if agreed is None else agreed[:, None]
 
         def derive(scale: Array, high: Array, low: Array) -> Derived:
@@ -349,7 +353,7 @@ class Quantizer(
         return jnp.where(points < -end, -end, points)
 
     @property
-    def _fused(self) -> bool:
+    def _is_fused(self) -> bool:
         """Whether one kernel, or its reference, does the whole encoding."""
         return self.block is None and self.fit is None and isinstance(self.steps, Exact)
 

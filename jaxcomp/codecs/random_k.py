@@ -79,7 +79,7 @@ class RandomK(Codec, public=("group",)):
         group, k = self._groups(size)
         rows = jnp.pad(x, ((0, 0), (0, group * k - size))).reshape(n, k, group)
         place = lax.broadcasted_iota(jnp.int32, rows.shape, 2)
-        chosen = place == self._chosen(key, n, size)[..., None]
+        chosen = place == self._choose(key, n, size)[..., None]
         # Sum the bits: only one summand is nonzero, so the sum does not round.
         width = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
         words = jnp.where(chosen, lax.bitcast_convert_type(rows, width), 0)
@@ -116,20 +116,20 @@ class RandomK(Codec, public=("group",)):
         if self.segments is not None:
             chosen, group = self._places(self.segments, key, n)
             row, slot = jnp.arange(n)[:, None], lax.broadcasted_iota(jnp.int32, chosen.shape, 1)
-            values = self._scaled(values, group, like.dtype).astype(like.dtype)
+            values = self._scale(values, group, like.dtype).astype(like.dtype)
             places = jnp.where(chosen < 0, size + slot, chosen)
             # All elements of a leaf that is not finite, as in a bucket of its own.
             bad = self._slots(self.segments).largest(jnp.isnan(values).astype(jnp.int32)) > 0
             rest = self.segments.per_element(jnp.where(bad, jnp.nan, 0).astype(like.dtype))
             return rest.at[row, places].set(values, unique_indices=True, mode="drop")
         group, _ = self._groups(size)
-        values = self._scaled(values, group, like.dtype)
-        chosen = self._chosen(key, n, size)[..., None]
+        values = self._scale(values, group, like.dtype)
+        chosen = self._choose(key, n, size)[..., None]
         place = lax.broadcasted_iota(jnp.int32, (*values.shape, group), 2)
         rows = jnp.where((place == chosen) | jnp.isnan(values)[..., None], values[..., None], 0)
         return rows.reshape(n, -1)[:, :size].astype(like.dtype)
 
-    def _scaled(self, values: Array, group: Array | int, dtype: Any) -> Array:
+    def _scale(self, values: Array, group: Array | int, dtype: Any) -> Array:
         """The values as many times as large as a group has elements, as far as the dtype goes."""
         largest = jnp.finfo(dtype).max.astype(values.dtype)
         values = values * jnp.asarray(group if self.scaled else 1, values.dtype)
@@ -167,7 +167,7 @@ class RandomK(Codec, public=("group",)):
         group = min(self.group, size)
         return group, math.ceil(size / group)
 
-    def _chosen(self, key: Key, n: int, size: int) -> Int32[Array, "n k"]:
+    def _choose(self, key: Key, n: int, size: int) -> Int32[Array, "n k"]:
         """The index of the chosen element in each group."""
         group, k = self._groups(size)
         word = noise.at(*noise.rows(key.shared, key.first, (n, k)))

@@ -14,7 +14,7 @@ from jaxcomp import checks
 from jaxcomp.base import Codec, Facts, Hints
 from jaxcomp.codecs import inner
 from jaxcomp.numerics import exact, noise, segments as segments_, summing
-from jaxcomp.numerics.segments import Segments, moved
+from jaxcomp.numerics.segments import Segments, change_width
 from jaxcomp.sparsify import leaves, selection
 from jaxcomp.sparsify.choices import Choice
 from jaxcomp.sparsify.competitors import Leaves, Parts, Row
@@ -159,7 +159,7 @@ class Sparsifier(Codec):
             slot = lax.broadcasted_iota(jnp.int32, places.shape, 1)
             found = jnp.sum(number, axis=1, keepdims=True, dtype=jnp.int32)
             places = jnp.where(slot < found, places, jnp.uint32(size))
-        sent = self._encoded(key, values, number, slots)
+        sent = self._encode_values(key, values, number, slots)
         words = self.indices.encode(places, size)
         if number is not None and self.segments is None:
             number = number[:, 0]
@@ -232,7 +232,7 @@ class Sparsifier(Codec):
         places = self.indices.decode(payload.places, slots.size, size).astype(jnp.int32)
         values = jnp.ones(places.shape, total.dtype)
         if not counted:
-            values = self._decoded(key, payload.values, n, slots, total.dtype)
+            values = self._decode_values(key, payload.values, n, slots, total.dtype)
         values = summing.weighted(values.astype(total.dtype), weight)
         if not isinstance(payload.number, tuple):  # Unused slots get invalid, distinct indices.
             slot = lax.broadcasted_iota(jnp.int32, places.shape, 1)
@@ -247,14 +247,14 @@ class Sparsifier(Codec):
             mode="drop",
         )
 
-    def _encoded(self, key: Key, values: Array, number: Array | None, slots: Segments) -> Any:
+    def _encode_values(self, key: Key, values: Array, number: Array | None, slots: Segments) -> Any:
         """The payload of the values: each of its arrays has a row for each bucket."""
         if self.values is None:
             return values
         n = len(values)
         if self.values.segments is not None:
             real = jnp.broadcast_to(jnp.asarray(slots.sizes, jnp.int32), (n, slots.number))
-            own = moved(values, slots, self.values.segments)
+            own = change_width(values, slots, self.values.segments)
             real = real if number is None else number
             return self.values.encode(key, own, real, self.values.init(own))[0]
         room, (parts, size) = slots.size, self._buckets(slots.size)
@@ -266,12 +266,12 @@ class Sparsifier(Codec):
         payload, _ = self.values.encode(own, padded, count, self.values.init(padded))
         return jax.tree.map(lambda leaf: leaf.reshape(n, parts, *leaf.shape[1:]), payload)
 
-    def _decoded(self, key: Key, sent: Any, n: int, slots: Segments, dtype: Any) -> Array:
+    def _decode_values(self, key: Key, sent: Any, n: int, slots: Segments, dtype: Any) -> Array:
         if self.values is None:
             return sent
         if self.values.segments is not None:
             like = jax.ShapeDtypeStruct((n, self.values.segments.size), dtype)
-            return moved(self.values.decode(key, sent, like), self.values.segments, slots)
+            return change_width(self.values.decode(key, sent, like), self.values.segments, slots)
         parts, size = self._buckets(slots.size)
         payload = jax.tree.map(lambda leaf: leaf.reshape(n * parts, *leaf.shape[2:]), sent)
         own = key._replace(first=key.first * jnp.uint32(parts))

@@ -45,7 +45,7 @@ class Staged(WrappedCodec):
     def _chain(self) -> Chained:
         return Chained(codecs=(Contractive(codec=self.codec, omega=self.omega),) * self.stages)
 
-    def _left(self, size: int) -> float | None:
+    def _remainder(self, size: int) -> float | None:
         """`q^R`."""
         own = self.codec.variance_bound(size)
         omega = own if self.omega is None else self.omega
@@ -60,7 +60,7 @@ class Staged(WrappedCodec):
     def variance_bound(self, size: int, peak: float | None = None) -> float | None:
         """`q^R / (1 − q^R)`."""
         del peak
-        left = self._left(size)
+        left = self._remainder(size)
         return None if left is None else left / (1 - left)
 
     def init(self, like: ArrayLike) -> tuple:
@@ -74,6 +74,6 @@ class Staged(WrappedCodec):
 
     def decode(self, key: Key, payload: tuple, like: ArrayLike, side: Any = None) -> Array:
         del side
-        left = self._left(like.shape[1])
+        left = self._remainder(like.shape[1])
         assert left is not None  # Otherwise `Contractive` would have raised.
         return times(self._chain(), key, payload, like, 1 / (1 - left))

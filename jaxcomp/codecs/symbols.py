@@ -18,7 +18,7 @@ class Numbers(NamedTuple):
 
 
 @functools.lru_cache
-def numbered(levels: Any) -> Numbers:
+def number_levels(levels: Any) -> Numbers:
     """Numbers levels by magnitude: zero, the smallest above zero, the smallest below, and so on."""
     number = 3 if levels.bits < 2 and levels.bits > 1 else 2 ** int(levels.bits)
     with xla.constants():

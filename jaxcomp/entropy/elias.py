@@ -56,20 +56,20 @@ def codeword(numbers: UInt32[Array, "..."], code: str = "omega") -> Codeword:
     less = digits - 1
     zero = jnp.zeros_like(numbers)
     if code == "gamma":
-        return Codeword(zero, less, prefix.reversed_bits(numbers, digits), digits)
+        return Codeword(zero, less, prefix.reverse_bits(numbers, digits), digits)
     if code == "delta":
         length, zeros = digits.astype(jnp.uint32), stream.width(digits.astype(jnp.uint32)) - 1
-        head = prefix.reversed_bits(length, zeros + 1) << zeros.astype(jnp.uint32)
+        head = prefix.reverse_bits(length, zeros + 1) << zeros.astype(jnp.uint32)
         rest = numbers & ((jnp.uint32(1) << less.astype(jnp.uint32)) - 1)
-        return Codeword(head, 2 * zeros + 1, prefix.reversed_bits(rest, less), less)
+        return Codeword(head, 2 * zeros + 1, prefix.reverse_bits(rest, less), less)
     head, head_bits, value = zero, jnp.zeros_like(digits), less
     for _ in range(3):
         bits = jnp.where(value > 1, stream.width(value.astype(jnp.uint32)), 0)
-        group = prefix.reversed_bits(value.astype(jnp.uint32), bits)
+        group = prefix.reverse_bits(value.astype(jnp.uint32), bits)
         head = (head << bits.astype(jnp.uint32)) | group
         head_bits, value = head_bits + bits, jnp.where(value > 1, bits - 1, value)
     some = numbers > 1
-    tail = jnp.where(some, prefix.reversed_bits(numbers, digits), 0)
+    tail = jnp.where(some, prefix.reverse_bits(numbers, digits), 0)
     return Codeword(head, head_bits, tail, jnp.where(some, digits + 1, 1))
 
 
@@ -113,7 +113,7 @@ def _read_omega(words: Array, begin: Array) -> tuple[UInt32[Array, " n"], Counts
 
 def _digits(words: Array, begin: Array, bits: Array) -> tuple[Array, Array]:
     """Reads a number, highest digit first; returns the number and the bit after it."""
-    return prefix.reversed_bits(prefix.take(words, begin, bits), bits), begin + bits
+    return prefix.reverse_bits(prefix.take(words, begin, bits), bits), begin + bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Elias(Coder):
         entry = jnp.take(self._levels(), symbols.astype(jnp.int32), mode="clip")
         level, lengths = entry & 0xFFFF, (entry >> 16).astype(jnp.int32)
         if not self.sparse:
-            found = prefix.fitting(lengths, count, stream.WORD * words)
+            found = prefix.fit(lengths, count, stream.WORD * words)
             begins = stream.begins(found.lengths)
             coded = stream.write(jnp.where(found.fits, level, 0), begins, words)
             return Stream(coded, found.kept, jnp.sum(found.lengths, axis=1, dtype=jnp.int32))
@@ -174,7 +174,7 @@ class Elias(Coder):
         place = jnp.arange(symbols.shape[1], dtype=jnp.int32)[None]
         gap = codeword((place - prefix.previous(hits)).astype(jnp.uint32), self.code)
         total = jnp.where(hits, gap.head_bits + gap.tail_bits + lengths, 0)
-        found = prefix.fitting(total, count, stream.WORD * words - head)
+        found = prefix.fit(total, count, stream.WORD * words - head)
         begins, real = stream.begins(found.lengths) + head, found.fits & hits
         number = jnp.sum(real, axis=1, keepdims=True, dtype=jnp.uint32)
         coded = stream.write(number, jnp.zeros(number.shape, jnp.int32), words)
@@ -186,7 +186,7 @@ class Elias(Coder):
 
     def decode(self, words: Words, kept: Counts, size: int, table: tuple[()]) -> Symbols:
         del table
-        words = prefix.padded(words)
+        words = prefix.pad(words)
         found = (self._gaps if self.sparse else self._dense)(words, kept, size)
         return jnp.where(jnp.arange(size)[None] < kept[:, None], found, 0)
 

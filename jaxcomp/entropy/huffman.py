@@ -55,15 +55,15 @@ class Huffman(Coder):
         return lengths(counts, self.limit)
 
     def encode(self, symbols: Symbols, count: Counts, table: Table, words: int) -> Stream:
-        entry = jnp.take(_packed(table, self.limit), symbols.astype(jnp.int32), mode="clip")
+        entry = jnp.take(_codewords(table, self.limit), symbols.astype(jnp.int32), mode="clip")
         length = (entry >> 16).astype(jnp.int32)
-        found = prefix.fitting(length, count, stream.WORD * words)
+        found = prefix.fit(length, count, stream.WORD * words)
         code = jnp.where(found.fits, entry & 0xFFFF, 0)
         coded = stream.write(code, stream.begins(found.lengths), words)
         return Stream(coded, found.kept, jnp.sum(found.lengths, axis=1, dtype=jnp.int32))
 
     def decode(self, words: Words, kept: Counts, size: int, table: Table) -> Symbols:
-        lookup, words = _lookup(table, self.limit), prefix.padded(words)
+        lookup, words = _lookup(table, self.limit), prefix.pad(words)
 
         def step(begin: Array, _: None) -> tuple[Array, Array]:
             window = prefix.take(words, begin, self.limit).astype(jnp.int32)
@@ -138,10 +138,10 @@ def _canonical(table: Table, limit: int) -> tuple[Int32[Array, " symbols"], Tabl
     return length, jnp.zeros(table.size, jnp.uint32).at[order].set(begins)
 
 
-def _packed(table: Table, limit: int) -> Table:
+def _codewords(table: Table, limit: int) -> Table:
     """The codeword of each symbol with its first bit lowest, and its length in the upper bits."""
     length, begins = _canonical(table, limit)
-    code = prefix.reversed_bits(begins >> (limit - length).astype(jnp.uint32), length)
+    code = prefix.reverse_bits(begins >> (limit - length).astype(jnp.uint32), length)
     return (code & 0xFFFF) | (length.astype(jnp.uint32) << 16)
 
 

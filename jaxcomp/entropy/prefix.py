@@ -24,11 +24,11 @@ class Fitting(NamedTuple):
     lengths: Int32[Array, "n size"]
 
 
-def fitting(lengths: Int32[Array, "n size"], count: Int32[Array, " n"], room: int) -> Fitting:
+def fit(lengths: Int32[Array, "n size"], count: Int32[Array, " n"], room: int) -> Fitting:
     """The part of the first `count` symbols of each row that fits into `room` bits.
 
     Example:
-        >>> fitting(jnp.array([[3, 0, 2, 1]]), jnp.array([4]), 4).kept
+        >>> fit(jnp.array([[3, 0, 2, 1]]), jnp.array([4]), 4).kept
         Array([2], dtype=int32)
     """
     real = jnp.arange(lengths.shape[1])[None] < count[:, None]
@@ -59,7 +59,7 @@ def symbol(magnitude: UInt32[Array, "..."], negative: UInt32[Array, "..."]) -> U
     return jnp.where(magnitude > 0, jnp.minimum(2 * magnitude - 1 + negative, 255), 0)
 
 
-def reversed_bits(
+def reverse_bits(
     numbers: UInt32[Array, "..."], lengths: Int32[Array, "..."]
 ) -> UInt32[Array, "..."]:
     """Numbers of these lengths, at most 32, with the first bit last.
@@ -67,7 +67,7 @@ def reversed_bits(
     A stream is read from the lowest bit of a word on, a codeword from its highest.
 
     Example:
-        >>> reversed_bits(jnp.array([6], jnp.uint32), jnp.array([3]))
+        >>> reverse_bits(jnp.array([6], jnp.uint32), jnp.array([3]))
         Array([3], dtype=uint32)
     """
     x = jnp.asarray(numbers, jnp.uint32)
@@ -97,6 +97,6 @@ def take(words: UInt32[Array, "n words"], begin: Array, length: Array | int) -> 
     return stream.read(words, begin[:, None], lengths[:, None])[:, 0]
 
 
-def padded(words: UInt32[Array, "n words"]) -> UInt32[Array, "n words+1"]:
+def pad(words: UInt32[Array, "n words"]) -> UInt32[Array, "n words+1"]:
     """At least one word, so that a read beyond the end reads zeros."""
     return jnp.pad(words, ((0, 0), (0, 1)))

@@ -99,14 +99,14 @@ class Rans(Coder, public=("checked", "head_bits")):
         done, low, marks = _run(dealt, count, packed, plan, room)
         rows = jnp.moveaxis(marks, 0, 2).reshape(n, -1)
         lengths = jnp.sum(lax.population_count(rows.reshape(n, plan.lanes, -1)), axis=2)
-        body = _gathered(low, rows, plan, room)
+        body = _gather_lanes(low, rows, plan, room)
         body = jnp.where(jnp.arange(room)[None] < done.used[:, None], body, 0)
         head = [lengths, lengths >> _HALF] if plan.long else [lengths]
         head = jnp.concatenate([*head, done.state & (_LOW - 1), done.state >> _HALF], axis=1)
         coded = jnp.concatenate([head.astype(jnp.uint16), body], axis=1)
         coded = jnp.where(done.kept[:, None] > 0, coded, 0)
         bits = jnp.where(done.kept > 0, _HALF * (plan.head + done.used), 0)
-        return Stream(stream.joined(coded), done.kept, bits)
+        return Stream(stream.join_halves(coded), done.kept, bits)
 
     def decode(self, words: Words, kept: Counts, size: int, table: Table) -> Symbols:
         return self.checked(words, kept, size, table)[0]
@@ -281,7 +281,7 @@ def _run(
         full = active & ((lanes.state >> (32 - PRECISION)) >= frequency)
         low = lanes.state.astype(jnp.uint16)
         state = jnp.where(full, lanes.state >> _HALF, lanes.state)
-        quotient, rest = _divided(state, frequency)
+        quotient, rest = _divide(state, frequency)
         state = jnp.where(active, (quotient << PRECISION) + begin + rest, lanes.state)
         marks = lanes.marks | (full.astype(jnp.uint32) << bit)
         used = lanes.used + jnp.sum(full, axis=1, dtype=jnp.int32)
@@ -304,7 +304,7 @@ def _run(
     return lanes, low, marks
 
 
-def _divided(x: UInt32[Array, "..."], by: UInt32[Array, "..."]) -> tuple[Array, Array]:
+def _divide(x: UInt32[Array, "..."], by: UInt32[Array, "..."]) -> tuple[Array, Array]:
     """Quotient, below 2²⁰, and remainder: by floats, of which a processor divides eight at a time.
 
     They are off by less than one, so whatever they are the correction makes it exact.
@@ -319,7 +319,7 @@ def _divided(x: UInt32[Array, "..."], by: UInt32[Array, "..."]) -> tuple[Array, 
     return guess.astype(jnp.uint32), rest.astype(jnp.uint32)
 
 
-def _gathered(
+def _gather_lanes(
     low: UInt16[Array, "blocks block n lanes"], marks: Words, plan: _Plan, room: int
 ) -> UInt16[Array, "n room"]:
     """The stored words, lane after lane."""

@@ -79,7 +79,7 @@ def encode(numbers: UInt32[Array, "n k"], parameter: int, words: int) -> Words:
 def decode(words: Words, k: int, parameter: int) -> UInt32[Array, "n k"]:
     """The `k` numbers of each row."""
     checks.integer("parameter", parameter, 0, _MOST)
-    words = prefix.padded(words)
+    words = prefix.pad(words)
     begins = stream.every(words.shape[0], k, parameter)
     rest = stream.read(words, begins, jnp.full_like(begins, parameter))
     quotients = _quotients(_ones(words, jnp.int32(k * parameter), k))
@@ -132,7 +132,7 @@ class Rice(Coder):
         best = self._best(hits, count)[:, None]
         digits = jnp.maximum(stream.width(prefix.magnitude(symbols)) - 1, 0)
         lengths = jnp.where(hits, length(gaps, best) + 2 * digits + 2, 0)
-        found = prefix.fitting(lengths, count, stream.WORD * words - _head(size))
+        found = prefix.fit(lengths, count, stream.WORD * words - _head(size))
         real = hits & found.fits
         number = jnp.sum(real, axis=1, dtype=jnp.int32)
         quotients, rest = gaps >> best, gaps & ((jnp.uint32(1) << best) - 1)
@@ -158,7 +158,7 @@ class Rice(Coder):
 
     def decode(self, words: Words, kept: Counts, size: int, table: tuple[()]) -> Symbols:
         del table
-        words, row = prefix.padded(words), jnp.arange(kept.shape[0])[:, None]
+        words, row = prefix.pad(words), jnp.arange(kept.shape[0])[:, None]
         number = prefix.take(words, jnp.zeros_like(kept), size.bit_length()).astype(jnp.int32)
         number = jnp.clip(number, 0, size)
         best = prefix.take(words, jnp.full_like(kept, size.bit_length()), _PARAMETER)

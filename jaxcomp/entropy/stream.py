@@ -91,11 +91,11 @@ def halves(words: UInt32[Array, "n words"]) -> UInt16[Array, "n halves"]:
     return both.astype(jnp.uint16).reshape(words.shape[0], -1)
 
 
-def joined(halves: UInt16[Array, "n halves"]) -> UInt32[Array, "n words"]:
+def join_halves(halves: UInt16[Array, "n halves"]) -> UInt32[Array, "n words"]:
     """Two numbers of sixteen bits to a word, the lower first; filled up with zero.
 
     Example:
-        >>> joined(jnp.array([[1, 2]], jnp.uint16))
+        >>> join_halves(jnp.array([[1, 2]], jnp.uint16))
         Array([[131073]], dtype=uint32)
     """
     n, length = halves.shape

@@ -61,18 +61,18 @@ def store(x: Array, dtype: Any) -> Any:
     # Saturate values out of range: an Inf would stay in the memory for ever.
     if dtype == "int8":
         # 127 steps of a block may be a little more than its largest element.
-        return blocks.pack(_saturated(x.astype(jnp.float32), jnp.float32(2.0**127)))
+        return blocks.pack(_clip(x.astype(jnp.float32), jnp.float32(2.0**127)))
     wide = jnp.promote_types(x.dtype, dtype)  # Represents the largest value exactly.
-    return _saturated(x.astype(wide), jnp.finfo(dtype).max.astype(wide)).astype(dtype)
+    return _clip(x.astype(wide), jnp.finfo(dtype).max.astype(wide)).astype(dtype)
 
 
-def added(x: Array, held: Array) -> Array:
+def add_saturated(x: Array, held: Array) -> Array:
     """`x + held`; the sum of two finite numbers saturates, a non-finite `x` stays non-finite."""
     total = x + held
     over = jnp.isinf(total) & jnp.isfinite(x)
     return jnp.where(over, jnp.sign(total) * jnp.finfo(total.dtype).max, total)
 
 
-def _saturated(x: Array, largest: Any) -> Array:
+def _clip(x: Array, largest: Any) -> Array:
     """Clips to the largest value, infinite values too; NaN stays."""
     return jnp.where(jnp.abs(x) > largest, jnp.sign(x) * largest, x)

@@ -100,11 +100,11 @@ class MomentumCorrection(Feedback):
         wide = jax.tree.map(
             lambda g, u: g.astype(jnp.promote_types(g.dtype, u.dtype)), x, held.momentum
         )
-        total = jax.tree.map(memory.added, wide, held.momentum)
+        total = jax.tree.map(memory.add_saturated, wide, held.momentum)
         # Decay before storing: a product next to a sum may or may not be fused with it.
         momentum = jax.tree.map(lambda u: u * self.momentum, total)
-        step = jax.tree.map(memory.added, wide, momentum) if self.nesterov else total
-        velocity = jax.tree.map(memory.added, step, held.velocity)
+        step = jax.tree.map(memory.add_saturated, wide, momentum) if self.nesterov else total
+        velocity = jax.tree.map(memory.add_saturated, step, held.velocity)
         message = jax.tree.map(lambda v, g: summing.saturated(v, g.dtype), velocity, x)
         return message, MomentumState(momentum, velocity)
 

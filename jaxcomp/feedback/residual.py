@@ -92,7 +92,7 @@ class Residual(Feedback):
     def compensate(self, x: PyTree, state: ResidualState) -> tuple[PyTree, ResidualState]:
         # Add in the wider dtype: a wide memory must accumulate more digits than a narrow gradient.
         total = jax.tree.map(
-            lambda g, e: memory.added(g.astype(jnp.promote_types(g.dtype, e.dtype)), e),
+            lambda g, e: memory.add_saturated(g.astype(jnp.promote_types(g.dtype, e.dtype)), e),
             x,
             memory.tree(state.residual),
         )

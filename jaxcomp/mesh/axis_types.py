@@ -47,7 +47,7 @@ def mesh_of(leaf: Any) -> Mesh | None:
     return found if isinstance(found, Mesh) else None
 
 
-def retyped(x: Any, mesh: Mesh) -> jax.Array:
+def retype(x: Any, mesh: Mesh) -> jax.Array:
     """The array on another mesh with the same devices and axes, without copying its buffers."""
     home = NamedSharding(mesh, x.sharding.spec, memory_kind=x.sharding.memory_kind)
     parts = [shard.data for shard in x.addressable_shards]
@@ -82,11 +82,11 @@ def automatically(function: Callable[..., Any]) -> Callable[..., Any]:
             given[automatic(mesh)] = mesh
             if isinstance(leaf, jax.ShapeDtypeStruct):
                 return leaf.update(sharding=NamedSharding(automatic(mesh), leaf.sharding.spec))
-            return retyped(leaf, automatic(mesh))
+            return retype(leaf, automatic(mesh))
 
         def outside(leaf):
             mesh = given.get(mesh_of(leaf))
-            return leaf if mesh is None else retyped(leaf, mesh)
+            return leaf if mesh is None else retype(leaf, mesh)
 
         args, kwargs = jax.tree.map(inside, (args, kwargs))
         with _automatic_surroundings((args, kwargs)):

@@ -113,7 +113,7 @@ class _Runner:
         self.mapped, self.mesh, self.axis_name = mapped, mapped.mesh, mapped.axis_name
         self.given, self.workers = mapped.given, mapped.workers
         self.unseen = not mapped.check_vma
-        self.compiled = functools.cache(self._compiled)
+        self.compiled = functools.cache(self._compile)
 
     def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The results of the step; without types, the first are compared between workers."""
@@ -154,13 +154,13 @@ class _Runner:
         self.mapped.check(plain, keywords)
         with axis_types.surroundings(self.mesh):
             # An argument with another placement in the first call would compile the step twice.
-            plain = self._arranged(plain, batches, move)
+            plain = self._arrange(plain, batches, move)
             chosen = stage(self.compiled(len(args), keywords))
             homes = self.mapped.layout(plain, batches)
-            with hints.added(self.axis_name):  # Of errors that JAX finds as it lowers the step.
+            with hints.add_note(self.axis_name):  # Of errors that JAX finds as it lowers the step.
                 return args, rest, chosen(*plain, layout=homes, keywords=keywords, rest=rest)
 
-    def _compiled(self, count: int, keywords: tuple[str, ...]) -> Callable[..., Any]:
+    def _compile(self, count: int, keywords: tuple[str, ...]) -> Callable[..., Any]:
         donated = self.given.donate(count, keywords)
         static = ("layout", "keywords", "rest")
         return jax.jit(self.mapped.program, donate_argnums=donated, static_argnames=static)
@@ -186,7 +186,7 @@ class _Runner:
             pmapped.check_rows(args)
         return plain, rest
 
-    def _arranged(self, args: Sequence[Any], batches: set[int], move: Any) -> list:
+    def _arrange(self, args: Sequence[Any], batches: set[int], move: Any) -> list:
         """Applies `move` to each array that is not on the mesh, with its target placement."""
 
         def one(number, path, leaf):

@@ -126,11 +126,11 @@ def value_and_grad(
         at = {number: objects.vary(kept, axis_name) for number, (kept, _) in plain.items()}
         named = _named_keys(slots, len(args), (*numbers, *held.slots), key_argnums, key_argnames)
         if fold_keys:
-            held.keys = _folded(held.keys, axis_name)
+            held.keys = _fold_keys(held.keys, axis_name)
             slots = {
                 slot: arg
                 if slot in numbers or slot in held
-                else _folded(arg, axis_name, raw=slot in named)
+                else _fold_keys(arg, axis_name, raw=slot in named)
                 for slot, arg in slots.items()
             }
 
@@ -186,7 +186,10 @@ class _Held:
     def after(self, inside: dict) -> list[PyTree]:
         """The other arrays of the objects after the evaluation."""
         *_, rest = self._parts(tuple(inside[slot] for slot in self.slots))
-        paths = [_paths(trees) for trees in (self._rest, rest)]
+        paths = [
+            {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(trees)}
+            for trees in (self._rest, rest)
+        ]
         if self._kind is not None and paths[0] != paths[1]:
             other = min(paths[0] ^ paths[1])
             raise ValueError(
@@ -204,11 +207,6 @@ class _Held:
     def part(self, grads: list[PyTree], slot: Any) -> PyTree:
         """The gradient of one argument."""
         return grads[self.slots.index(slot)]
-
-
-def _paths(state: PyTree) -> set[str]:
-    found = jax.tree_util.tree_leaves_with_path(state)
-    return {jax.tree_util.keystr(path) for path, _ in found}
 
 
 def _floats(tree: PyTree) -> list[bool]:
@@ -268,7 +266,7 @@ def _kind_of(raw: Any) -> str:
     return default if words == raw.shape[-1] else "threefry2x32" if raw.shape[-1] == 2 else "rbg"
 
 
-def _folded(tree: PyTree, axis_name: AxisName, *, raw: bool = False) -> PyTree:
+def _fold_keys(tree: PyTree, axis_name: AxisName, *, raw: bool = False) -> PyTree:
     """Folds the worker's index into the tree's typed keys; with `raw`, into raw ones too."""
 
     def fold(key: Any) -> Any:

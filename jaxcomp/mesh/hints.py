@@ -74,7 +74,7 @@ def known(error: Exception) -> list[str]:
 
 
 @contextlib.contextmanager
-def added(axis_name: AxisName) -> Iterator[None]:
+def add_note(axis_name: AxisName) -> Iterator[None]:
     """Adds a note to an error whose text is known, and raises it again."""
     try:
         yield

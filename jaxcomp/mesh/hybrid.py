@@ -49,11 +49,11 @@ def hybrid_mesh(
     names = (*slow, *fast)
     if len(set(names)) != len(names):
         raise ValueError(f"`fast` must have other axes than `slow`, {list(slow)}, got {list(fast)}")
-    placed = _placed(jax.devices() if devices is None else devices, slow, fast)
+    placed = _place(jax.devices() if devices is None else devices, slow, fast)
     return Mesh(placed, names, axis_types=(axis_type,) * len(names))
 
 
-def _placed(devices: Sequence[Any], slow: Mapping[str, int], fast: Mapping[str, int]) -> np.ndarray:
+def _place(devices: Sequence[Any], slow: Mapping[str, int], fast: Mapping[str, int]) -> np.ndarray:
     """The devices by their places on all axes."""
     sizes = (*slow.values(), *fast.values())
     if math.prod(sizes) != len(devices):

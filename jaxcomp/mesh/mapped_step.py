@@ -140,7 +140,7 @@ class MappedStep:
             out["marks"] = _marks(results)
             return _part(flat, out["marks"])
 
-        parts = self._mapped(inside, body, _part(leaves, marks))
+        parts = self._map_body(inside, body, _part(leaves, marks))
         results = jax.tree.unflatten(out["treedef"], _merge(out["marks"], *parts))
         return placement.at_home(results, inside, homes, self.axis_name)
 
@@ -169,11 +169,11 @@ class MappedStep:
         # Reads the traced step: conditions of collectives, and gradients summed twice.
         program.check(results, known, self.axis_name)
         if self.check_vma:
-            results = _retyped(results, known, self.axis_name)
+            results = _type_replicated(results, known, self.axis_name)
             _check_replicated(results, rest.kind, self.axis_name)
         return results
 
-    def _mapped(
+    def _map_body(
         self, inside: Mesh | AbstractMesh, body: Callable[..., Any], parts: tuple[list, list]
     ) -> tuple[list, list]:
         split = PartitionSpec(self.axis_name)
@@ -186,7 +186,7 @@ class MappedStep:
             check_vma=self.check_vma,
         )
         # Without a current mesh, which `checkify` would take for that of the body.
-        with hints.added(self.axis_name), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        with hints.add_note(self.axis_name), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
             return mapped(*parts)
 
 
@@ -221,7 +221,7 @@ def _merge(marks: list[bool], replicated: list, per_worker: list) -> list:
     return [next(sources[split]) for split in marks]
 
 
-def _retyped(results: PyTree, known: list[tuple[Any, bool]], axis_name: AxisName) -> PyTree:
+def _type_replicated(results: PyTree, known: list[tuple[Any, bool]], axis_name: AxisName) -> PyTree:
     """Types results that are the same on all workers as replicated, such as `p + zeros_like(g)`."""
     leaves, treedef = jax.tree.flatten(results)
     over = set(axes.names(axis_name))

@@ -17,10 +17,6 @@ _ARRAY = "array"
 """Stands for an array among the static leaves of a tree."""
 
 
-def _is_array(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
-
-
 def dynamic(tree: PyTree) -> list[bool]:
     """Marks the leaves that JAX computes with: arrays, and numbers outside of modules."""
     modules = tuple(kind for one in adapter.present() for kind in one.modules)
@@ -32,7 +28,9 @@ def dynamic(tree: PyTree) -> list[bool]:
     for node in jax.tree.leaves(tree, is_leaf=is_module if modules else None):
         numbers = () if is_module(node) else (bool, int, float, complex)
         found += [
-            _is_array(leaf) or hasattr(leaf, "__jax_array__") or isinstance(leaf, numbers)
+            (hasattr(leaf, "dtype") and hasattr(leaf, "shape"))
+            or hasattr(leaf, "__jax_array__")
+            or isinstance(leaf, numbers)
             for leaf in jax.tree.leaves(node)
         ]
     return found

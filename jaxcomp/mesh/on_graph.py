@@ -57,10 +57,10 @@ def own(memory: PyTree, graph: Graph) -> PyTree:
         ValueError: if it belongs to another graph.
     """
     if not is_on_graph(memory) or memory.graph != graph:
-        held = _named(memory.graph) if is_on_graph(memory) else "an unnamed graph"
+        held = _name_of(memory.graph) if is_on_graph(memory) else "an unnamed graph"
         raise ValueError(
-            f"`state` must be one over the graph {_named(graph)}, got one over {held}: the mirrors "
-            "of jaxcomp.Shift are sums with the weights of one graph. Move it with "
+            f"`state` must be one over the graph {_name_of(graph)}, got one over {held}: the "
+            "mirrors of jaxcomp.Shift are sums with the weights of one graph. Move it with "
             "jaxcomp.resize_workers(tx, state, params, workers), where `tx` has the new graph and "
             "`workers` may be the same number"
         )
@@ -73,7 +73,7 @@ def nodes(tree: PyTree) -> list[OnGraph]:
 
 
 @axis_types.automatically
-def moved(state: PyTree, like: PyTree, counts: set, workers: int) -> PyTree:
+def move_memory(state: PyTree, like: PyTree, counts: set, workers: int) -> PyTree:
     """The state with its memory over the graphs of `like`.
 
     Of as many workers as before, each keeps its own memory, and every mirror is summed anew. For
@@ -93,12 +93,12 @@ def moved(state: PyTree, like: PyTree, counts: set, workers: int) -> PyTree:
             return node
         graph = next(graphs)
         same = graph == node.graph or counts != {(workers,)}
-        return OnGraph(node.tree if same else _summed(node.tree, graph, workers), graph)
+        return OnGraph(node.tree if same else _sum_mirrors(node.tree, graph, workers), graph)
 
     return jax.tree.map(change, state, is_leaf=is_on_graph)
 
 
-def _summed(memory: PyTree, graph: Graph, workers: int) -> PyTree:
+def _sum_mirrors(memory: PyTree, graph: Graph, workers: int) -> PyTree:
     """The memory of these workers with the mirrors `sᵢ = Σⱼ wᵢⱼ hⱼ`."""
     (matrix,) = graph.matrices(workers)
 
@@ -117,5 +117,5 @@ def _summed(memory: PyTree, graph: Graph, workers: int) -> PyTree:
     return jax.tree.map(again, memory, is_leaf=lambda node: isinstance(node, Mirrored))
 
 
-def _named(graph: Graph) -> str:
+def _name_of(graph: Graph) -> str:
     return textwrap.shorten(repr(graph), 80, placeholder="…")

@@ -74,13 +74,13 @@ def put(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
     found = axis_types.mesh_of(leaf)
     if found is not None and isinstance(leaf, jax.Array):
         if automatic(found) == automatic(mesh):
-            return axis_types.retyped(leaf, mesh)
-        if _reordered(found, mesh):
+            return axis_types.retype(leaf, mesh)
+        if _is_reordered(found, mesh):
             spec = specs_.spec(leaf.sharding)
     return processes.put(leaf, NamedSharding(mesh, spec))
 
 
-def _reordered(found: Mesh, mesh: Mesh) -> bool:
+def _is_reordered(found: Mesh, mesh: Mesh) -> bool:
     """Whether a mesh has the axes and devices of another one, in another order."""
     return found.shape == mesh.shape and set(found.devices.flat) == set(mesh.devices.flat)
 
@@ -112,7 +112,7 @@ def named(leaf: Any, mesh: Mesh | AbstractMesh) -> bool:
 def like(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
     """Shape, dtype and sharding of the result of `put`."""
     found = axis_types.mesh_of(leaf)
-    if found is not None and (automatic(found) == automatic(mesh) or _reordered(found, mesh)):
+    if found is not None and (automatic(found) == automatic(mesh) or _is_reordered(found, mesh)):
         spec = leaf.sharding.spec
     kind = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
     home = NamedSharding(mesh, spec)

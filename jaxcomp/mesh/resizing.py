@@ -71,7 +71,7 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
     if held := on_graph.nodes(state):
         one = like(tx, params, workers)
         if len(held) == len(on_graph.nodes(one)):  # Otherwise it is no state of `tx`.
-            state = on_graph.moved(state, one, counts, workers)
+            state = on_graph.move_memory(state, one, counts, workers)
         if counts == {(workers,)}:
             _check(state, one, workers)
     if counts == {(workers,)}:
@@ -81,11 +81,11 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
             "`state` must hold the memory of one number of workers, got leading axes "
             f"{sorted(counts)}"
         )
-    return _resized(tx, state, params, workers, *next(iter(counts), ()))
+    return _resize(tx, state, params, workers, *next(iter(counts), ()))
 
 
 @axis_types.automatically
-def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, before: int = 1) -> PyTree:
+def _resize(tx: Any, state: PyTree, params: PyTree, workers: int, before: int = 1) -> PyTree:
     """`resize_workers` of a state with memory of `before` workers."""
     over = jax.tree_util.tree_map_with_path
     for node in filter(kinds.REDUCTIONS.has, jax.tree.leaves(state, is_leaf=kinds.REDUCTIONS.has)):
@@ -93,7 +93,7 @@ def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, before: int =
     _check(state, like(tx, params, before), before)
     wanted = like(tx, params, workers)
     if jax.tree.structure(wanted) != jax.tree.structure(state):
-        begun = _begun(tx, params, workers)
+        begun = _initial_state(tx, params, workers)
 
         def carried(path, node, like):
             if not kinds.REDUCTIONS.has(node):
@@ -101,7 +101,7 @@ def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, before: int =
             return node.carried(like, workers, sharded=per_worker.shard_axes(path) is not None)
 
         state = over(carried, state, begun, is_leaf=kinds.REDUCTIONS.has)
-    move = functools.partial(_moved, workers)
+    move = functools.partial(_move, workers)
     return over(move, state, wanted, _roles(state), is_leaf=per_worker.is_per_worker)
 
 
@@ -112,7 +112,7 @@ def like(tx: Any, params: PyTree, workers: int) -> PyTree:
         return jax.eval_shape(lambda params: tx.init(params), params)
 
 
-def _begun(tx: Any, params: PyTree, workers: int) -> PyTree:
+def _initial_state(tx: Any, params: PyTree, workers: int) -> PyTree:
     """The state of so many workers before the first step."""
 
     def array(x: Any) -> Any:
@@ -172,7 +172,7 @@ def _roles(state: PyTree) -> PyTree:
     return jax.tree.unflatten(treedef, roles(state, ""))
 
 
-def _moved(workers: int, path: tuple, node: Any, wanted: Any, role: str) -> Any:
+def _move(workers: int, path: tuple, node: Any, wanted: Any, role: str) -> Any:
     """Converts a `PerWorker`, or one replicated array."""
     sharded = per_worker.shard_axes(path) is not None
     if not per_worker.is_per_worker(node):
@@ -181,7 +181,7 @@ def _moved(workers: int, path: tuple, node: Any, wanted: Any, role: str) -> Any:
             at = 1 if sharded else 0
             x = jnp.moveaxis(_of_length(jnp.moveaxis(x, at, 0), wanted.shape[at]), 0, at)
         if role == "everyones":
-            own = functools.partial(_handed_on, workers=workers)
+            own = functools.partial(_hand_on, workers=workers)
             x = jax.vmap(own)(x) if sharded else own(x)
         _check_moved(path, x.shape, wanted.shape, workers)
         return x
@@ -189,20 +189,22 @@ def _moved(workers: int, path: tuple, node: Any, wanted: Any, role: str) -> Any:
     def change(x: Any, like: Any) -> Any:
         each = jax.tree.leaves(like)[0].shape[2 if sharded else 1 :][:1]
         if node.kind in ("slice", "codec slice"):
-            own = functools.partial(_shared_out, each=each[0], workers=workers)
+            own = functools.partial(_share_out, each=each[0], workers=workers)
         else:
-            own = _handed_on if node.kind == "codec" else _averaged
+            own = _hand_on if node.kind == "codec" else _average
             own = functools.partial(own, workers=workers)
         found = jax.vmap(own, in_axes=1, out_axes=1)(x) if sharded else own(x)
         for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True):
             _check_moved(path, got.shape, (workers, *want.shape[1:]), workers)
         return found
 
-    tree = jax.tree.map(change, node.tree, wanted.tree, is_leaf=_is_blocks)
+    tree = jax.tree.map(
+        change, node.tree, wanted.tree, is_leaf=lambda x: isinstance(x, blocks.Blocks8)
+    )
     return per_worker.PerWorker(tree, node.kind, node.order)
 
 
-def _averaged(x: Any, workers: int) -> Any:
+def _average(x: Any, workers: int) -> Any:
     """The mean of `[n, …]` for each of `workers` workers; integers are passed on instead."""
     if isinstance(x, blocks.Blocks8):
         kept = _pack(jnp.mean(_unpack(x), axis=0, keepdims=True))
@@ -211,19 +213,19 @@ def _averaged(x: Any, workers: int) -> Any:
         wide = jnp.promote_types(x.dtype, jnp.float32)
         kept = jnp.mean(x, axis=0, dtype=wide).astype(x.dtype)
     else:
-        return _handed_on(x, workers)
+        return _hand_on(x, workers)
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (workers, *leaf.shape)), kept)
 
 
-def _handed_on(x: Array, workers: int) -> Array:
+def _hand_on(x: Array, workers: int) -> Array:
     """Passes the rows of `[n, …]` on: each of `workers` workers gets that of one old worker."""
     return x[np.arange(workers) * x.shape[0] // workers]
 
 
-def _shared_out(x: Any, each: int, workers: int) -> Any:
+def _share_out(x: Any, each: int, workers: int) -> Any:
     """Splits the rows of `[n, rows, …]` again, `each` rows a worker; the last rows are padding."""
     if isinstance(x, blocks.Blocks8):
-        return _pack(_shared_out(_unpack(x), each, workers))
+        return _pack(_share_out(_unpack(x), each, workers))
     rows = _of_length(x.reshape(-1, *x.shape[2:]), workers * each)
     return rows.reshape(workers, each, *x.shape[2:])
 
@@ -232,10 +234,6 @@ def _of_length(rows: Array, number: int) -> Array:
     """The first rows, or all of them padded with zeros."""
     missing = number - rows.shape[0]
     return jnp.pad(rows, [(0, max(missing, 0))] + [(0, 0)] * (rows.ndim - 1))[:number]
-
-
-def _is_blocks(node: Any) -> bool:
-    return isinstance(node, blocks.Blocks8)
 
 
 def _check(state: PyTree, one: PyTree, workers: int) -> None:

@@ -52,10 +52,10 @@ def encode(array: np.ndarray, widths: Iterable[Bits] = ()) -> tuple[int, bytes]:
     items, widths = _items(array), tuple(widths)
     sample = _sample(array)
     if sample is not array and _is_nearly_as_short(sample, _offers(sample, widths)):
-        return _framed(items)
+        return _frame(items)
     method, best, trimmed = offers = _offers(array, widths)
     if sample is array and array.nbytes >= _LARGE and _is_nearly_as_short(array, offers):
-        return _framed(items)
+        return _frame(items)
     if trimmed is not None and len(trimmed) < min(best.size, array.nbytes):
         return TRIMMED, trimmed
     if best.size < array.nbytes:
@@ -84,7 +84,7 @@ def decode(
             in_bytes[:, number] = streams.decode(reader, size)
         items = in_bytes.reshape(-1).view(f"<u{dtype.itemsize}")
     elif method == TRIMMED:
-        items = _untrimmed(reader, like.shape, dtype.itemsize)
+        items = _read_trimmed(reader, like.shape, dtype.itemsize)
     elif method == CODES:
         items = _from_codes(reader, like.shape, dtype, widths)
     elif method == ZSTD:
@@ -99,7 +99,7 @@ def decode(
     return np.array(items, f"=u{dtype.itemsize}").view(dtype).reshape(like.shape)
 
 
-def _framed(items: np.ndarray) -> tuple[int, bytes]:
+def _frame(items: np.ndarray) -> tuple[int, bytes]:
     frame = zstd.encode(items)
     return (ZSTD, frame) if len(frame) < items.nbytes else (RAW, items.tobytes())
 
@@ -122,7 +122,7 @@ def _offers(array: np.ndarray, widths: tuple[Bits, ...]) -> tuple[int, Split, by
     if array.ndim == 2 and array.dtype == np.uint32:
         offers += [(CODES, split) for split in (_in_codes(array, w) for w in widths) if split]
     method, best = min(offers, key=lambda offer: offer[1].size)
-    return method, best, _trimmed(items, array.shape)
+    return method, best, _trim(items, array.shape)
 
 
 def _is_nearly_as_short(array: np.ndarray, offers: tuple[int, Split, bytes | None]) -> bool:
@@ -150,8 +150,8 @@ def _in_codes(words: np.ndarray, bits: Bits) -> Split | None:
     size = _most_codes(words.shape[1], bits)
     if not size:
         return None
-    codes = _unpacked(words, bits, size)
-    if not np.array_equal(_packed(codes, bits, words.shape[1]), words):
+    codes = _unpack(words, bits, size)
+    if not np.array_equal(_pack(codes, bits, words.shape[1]), words):
         return None  # Bits that belong to no code, as between codes and the end of a word.
     head = bytes([_TRIT if bits == TRIT else int(bits)])
     parts = [codes & 255, codes >> 8] if codes.dtype == np.uint16 else [codes]
@@ -177,7 +177,7 @@ def _from_codes(
     limit = 3 if width == _TRIT else 2**width
     if number and codes.max() >= limit:
         raise MessageError(f"`data` must hold codes below {limit}, got {codes.max()}")
-    return _packed(codes.reshape(shape[0], size), bits, shape[1]).reshape(-1)
+    return _pack(codes.reshape(shape[0], size), bits, shape[1]).reshape(-1)
 
 
 def _most_codes(words: int, bits: Bits) -> int:
@@ -189,7 +189,7 @@ def _most_codes(words: int, bits: Bits) -> int:
     return size if bits_.words(size, bits) == words else 0
 
 
-def _unpacked(words: np.ndarray, bits: Bits, size: int) -> np.ndarray:
+def _unpack(words: np.ndarray, bits: Bits, size: int) -> np.ndarray:
     """`bits.unpack` on the host, where no shape of an array is compiled for."""
     codes = np.zeros((words.shape[0], size), np.uint8 if bits <= 8 else np.uint16)
     start = 0
@@ -203,7 +203,7 @@ def _unpacked(words: np.ndarray, bits: Bits, size: int) -> np.ndarray:
     return codes
 
 
-def _packed(codes: np.ndarray, bits: Bits, columns: int) -> np.ndarray:
+def _pack(codes: np.ndarray, bits: Bits, columns: int) -> np.ndarray:
     """`bits.pack` on the host."""
     n, size = codes.shape
     words = np.zeros((n, columns), np.uint32)
@@ -217,7 +217,7 @@ def _packed(codes: np.ndarray, bits: Bits, columns: int) -> np.ndarray:
     return words
 
 
-def _trimmed(items: np.ndarray, shape: tuple[int, ...]) -> bytes | None:
+def _trim(items: np.ndarray, shape: tuple[int, ...]) -> bytes | None:
     """The lengths of all rows, then the rows, without the zeros that they end in."""
     if len(shape) < 2 or not items.size:
         return None
@@ -229,7 +229,7 @@ def _trimmed(items: np.ndarray, shape: tuple[int, ...]) -> bytes | None:
     return lengths.astype(_length_dtype(width)).tobytes() + kept.tobytes()
 
 
-def _untrimmed(reader: Reader, shape: tuple[int, ...], width: int) -> np.ndarray:
+def _read_trimmed(reader: Reader, shape: tuple[int, ...], width: int) -> np.ndarray:
     size = math.prod(shape)
     if len(shape) < 2 or not size:
         raise MessageError(f"`data` must trim only arrays that have rows, got shape {list(shape)}")

@@ -74,7 +74,7 @@ def read(
     if not isinstance(data, bytes | bytearray | memoryview):
         raise MessageError(f"`data` must be bytes, got {type(data).__name__}")
     whole = memoryview(data.tobytes() if isinstance(data, memoryview) else data)
-    version, count, found, checksum = _opened(whole, limit(likes), secret)
+    version, count, found, checksum = _open(whole, limit(likes), secret)
     blank = bytes(whole[:_CHECKSUM]) + bytes(DIGEST)
     if not hmac.compare_digest(_checksum(blank, whole[_FIXED.size :], secret), checksum):
         way = "the `secret` is another one" if secret else "it was damaged on the way"
@@ -112,7 +112,7 @@ def limit(likes: Sequence[ArrayLike]) -> int:
     return _FIXED.size + sum(map(len, entries)) + sum(sizes)
 
 
-def _opened(whole: memoryview, most: int, secret: bytes | None) -> tuple[int, int, bytes, bytes]:
+def _open(whole: memoryview, most: int, secret: bytes | None) -> tuple[int, int, bytes, bytes]:
     """The version, the number of arrays, the digest and the checksum, after the first checks."""
     if len(whole) < _FIXED.size:
         raise MessageError(

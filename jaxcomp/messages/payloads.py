@@ -72,7 +72,7 @@ def to_bytes(
         Saarinen and Aumasson, `BLAKE2 <https://www.rfc-editor.org/rfc/rfc7693>`_, 2015.
     """
     _check_secret(secret)
-    expected = _expected(codec, like)
+    expected = _expect(codec, like)
     leaves, treedef = jax.tree.flatten(payload)
     found = [(jnp.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves]
     if treedef != expected.treedef or found != [(x.shape, x.dtype) for x in expected.likes]:
@@ -130,7 +130,7 @@ def from_bytes(
         Array([nan], dtype=float32)
     """
     _check_secret(secret)
-    expected = _expected(codec, like)
+    expected = _expect(codec, like)
     parts = frame.read(data, expected.digests, expected.likes, secret)
     leaves = [
         jnp.asarray(arrays.decode(part.method, part.body, like_, widths))
@@ -151,7 +151,7 @@ def message_limit(codec: "Codec | Policy", like: PyTree) -> int:
         >>> message_limit(jaxcomp.sign(), like) - jaxcomp.wire_bytes(jaxcomp.sign(), like)
         64
     """
-    return frame.limit(_expected(codec, like).likes)
+    return frame.limit(_expect(codec, like).likes)
 
 
 def _check_finite(codec: "Codec | Policy", payload: TreePayload, like: PyTree, leaves: Any) -> None:
@@ -186,7 +186,7 @@ def _shapes(leaves: Any) -> str:
     return ", ".join(f"{getattr(x, 'dtype', type(x).__name__)}{list(jnp.shape(x))}" for x in leaves)
 
 
-def _expected(codec: "Codec | Policy", like: PyTree) -> Expected:
+def _expect(codec: "Codec | Policy", like: PyTree) -> Expected:
     if not isinstance(codec, Codec | Policy):
         raise ValueError(
             f"`codec` must be a codec such as jaxcomp.qsgd_inf(bits=4), or a Policy, got {codec!r}"
@@ -194,12 +194,12 @@ def _expected(codec: "Codec | Policy", like: PyTree) -> Expected:
     leaves, treedef = jax.tree.flatten(like)
     leaves = [leaf if hasattr(leaf, "dtype") else np.asarray(leaf) for leaf in leaves]
     kinds = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
-    return _expected_of(codec, treedef, kinds, jax.config.read("jax_enable_x64"))
+    return _expect_of(codec, treedef, kinds, jax.config.read("jax_enable_x64"))
 
 
 # A message may be read faster than its codec can be traced.
 @functools.lru_cache(maxsize=256)
-def _expected_of(
+def _expect_of(
     codec: "Codec | Policy", treedef: Any, kinds: tuple[tuple[tuple[int, ...], Any], ...], x64: bool
 ) -> Expected:
     del x64  # The dtypes of the payload may depend on it.

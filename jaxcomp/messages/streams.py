@@ -71,7 +71,7 @@ def encode(symbols: np.ndarray, measure: Measure) -> bytes:
     if measure.kind == CONSTANT:
         return bytes([CONSTANT, symbols[0]])
     if measure.frequencies is not None:
-        body = _coded(symbols, measure.frequencies)
+        body = _encode_rows(symbols, measure.frequencies)
         if body is not None and len(body) < 1 + symbols.size:
             return body
     return bytes([RAW]) + symbols.tobytes()
@@ -91,7 +91,7 @@ def decode(reader: Reader, size: int) -> np.ndarray:
     if kind == CONSTANT:
         return np.full(size, reader.take(1, "a symbol")[0], np.uint8)
     if kind == CODED:
-        return _decoded(reader, size)
+        return _decode_rows(reader, size)
     raise MessageError(f"`data` must write streams by a method from 0 to 2, got {kind}")
 
 
@@ -142,7 +142,7 @@ def _counts(size: int) -> np.ndarray:
     return np.minimum(size - np.arange(0, size, _ROW), _ROW).astype(np.int32)
 
 
-def _coded(symbols: np.ndarray, frequencies: np.ndarray) -> bytes | None:
+def _encode_rows(symbols: np.ndarray, frequencies: np.ndarray) -> bytes | None:
     """The stream, or None if a row does not fit, which no table of these frequencies leads to."""
     counts = _counts(symbols.size)
     rows = np.zeros((counts.size, _ROW), np.uint8)
@@ -161,7 +161,7 @@ def _coded(symbols: np.ndarray, frequencies: np.ndarray) -> bytes | None:
     return b"".join([bytes([CODED]), _table(frequencies), *written])
 
 
-def _decoded(reader: Reader, size: int) -> np.ndarray:
+def _decode_rows(reader: Reader, size: int) -> np.ndarray:
     table, counts = _read_table(reader), _counts(size)
     lengths = np.frombuffer(
         reader.take(counts.size * _LENGTH.itemsize, "lengths of coded rows"), _LENGTH

@@ -87,12 +87,14 @@ def _reason(
 ) -> str | None:
     """The reason why parts would get other updates than whole leaves; None if they do not."""
     several = len({x.dtype for x in whole.own}) > 1
-    if several and (reason := _differing(optimizer, whole, whole.own, part, numbers, dense, False)):
+    if several and (
+        reason := _difference(optimizer, whole, whole.own, part, numbers, dense, False)
+    ):
         return f"{reason}: leaves of another dtype are stepped in float32"
-    return _differing(optimizer, whole, whole.likes, part, numbers, dense, True)
+    return _difference(optimizer, whole, whole.likes, part, numbers, dense, True)
 
 
-def _differing(
+def _difference(
     optimizer: Any,
     whole: _Shapes,
     likes: tuple,
@@ -179,7 +181,7 @@ def _culprit(optimizer: Any, *shapes: Any) -> str:
 
 def _members(optimizer: Any) -> list[Any]:
     """The transformations of a chain, as optax keeps them; else the optimizer alone."""
-    optimizer = _unwrapped(optimizer)
+    optimizer = _unwrap(optimizer)
     found = [_cell(optimizer.init, "init_fns"), _cell(optimizer.update, "update_fns")]
     if None in found or len(found[0]) != len(found[1]):
         return [optimizer]
@@ -187,11 +189,11 @@ def _members(optimizer: Any) -> list[Any]:
     return [each for member in members for each in _members(member)]
 
 
-def _unwrapped(optimizer: Any) -> Any:
+def _unwrap(optimizer: Any) -> Any:
     """The transformation that optax has extended to take extra arguments."""
     if not optimizer.update.__qualname__.startswith("with_extra_args_support."):
         return optimizer
-    return _unwrapped(_cell(optimizer.update, "tx"))
+    return _unwrap(_cell(optimizer.update, "tx"))
 
 
 def _cell(function: Any, name: str) -> Any:

@@ -144,7 +144,8 @@ class Expressions:
         shapes = [tuple(atom.aval.shape) for atom in eqn.outvars]
         moves = name in ("broadcast_in_dim", "reshape") and params.get("dimensions") is None
         same = name in _IN_PLACE or (not self._exact and name == "convert_element_type")
-        if same or _sums_nothing(name, params) or (moves and _fits(inputs, shapes)):
+        sums_nothing = name.startswith("reduce_") and params.get("axes") == ()  # As of a number.
+        if same or sums_nothing or (moves and _fits(inputs, shapes)):
             return [
                 x._replace(shape=shape)
                 for x, shape in zip(inputs[: len(shapes)], shapes, strict=True)
@@ -202,11 +203,6 @@ def _fits(inputs: list[Value], shapes: list[tuple[int, ...]]) -> bool:
     """Whether an array of another shape has the same elements in the same order."""
     (shape,), x = shapes, inputs[0]
     return x.uniform or (x.leaf is not None and np.prod(x.shape) == np.prod(shape))
-
-
-def _sums_nothing(name: str, params: dict[str, Any]) -> bool:
-    """Whether this is a reduction over no dimension, as of a number."""
-    return name.startswith("reduce_") and params.get("axes") == ()
 
 
 def _text(params: dict[str, Any], elementwise: bool) -> str:

@@ -218,7 +218,8 @@ def _inside(step: Step, inputs: list[Any], rule: Rule) -> list[Any] | None:
     if step.name == "cond":
         which, *rest = inputs
         each = [_run(branch, rest, step, rule) for branch in params["branches"]]
-        return rule.decided(step, which, [_joined(one, rule) for one in zip(*each, strict=True)])
+        joined = [functools.reduce(rule.join, facts) for facts in zip(*each, strict=True)]
+        return rule.decided(step, which, joined)
     if step.name == "while":
         return _while(step, inputs, rule)
     if step.name == "scan":
@@ -275,10 +276,3 @@ def _run(body: Any, inputs: list[Any], step: Step, rule: Rule) -> list[Any]:
     reverse = step.is_reverse()
     _flow((_step(eqn, eqn.invars, reverse) for eqn in inner.eqns), rule, found)
     return [_look(atom, rule, found) for atom in inner.outvars]
-
-
-def _joined(values: Sequence[Any], rule: Rule) -> Any:
-    result = values[0]
-    for value in values[1:]:
-        result = rule.join(result, value)
-    return result

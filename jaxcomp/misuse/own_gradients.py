@@ -85,7 +85,7 @@ def check(updates: PyTree, axis_name: AxisName) -> PyTree:
             )
     pooled = _Pooled(axis_name)
     _refuse(pooled, [fact.bits for fact in lineage.trace(leaves, pooled)])
-    return jax.tree.map(functools.partial(_marked, axis_name), updates)
+    return jax.tree.map(functools.partial(_mark_leaf, axis_name), updates)
 
 
 def _check_types(updates: PyTree, axis_name: AxisName) -> None:
@@ -122,7 +122,7 @@ def check_program(
         _refuse(rule, [bits])
 
 
-def _marked(axis_name: AxisName, leaf: Any) -> Any:
+def _mark_leaf(axis_name: AxisName, leaf: Any) -> Any:
     if not isinstance(leaf, core.Tracer) or not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return leaf
     return checkpoint_name(leaf, _mark(axis_name))
@@ -181,7 +181,7 @@ class _Fact(NamedTuple):
 
 
 class _Pooled:
-    """What a value depends on; see the module's description for the rule."""
+    """The sources of a value; see the module's description for the rule."""
 
     constant = _Fact(0)
 
@@ -313,14 +313,14 @@ class _Loss:
         if _reduces(step, self.names):
             return _SUMMED
         if step.name in ("div", "mul"):
-            return self._scaled(step, *inputs)
+            return self._scale(step, *inputs)
         if step.name == "neg" and isinstance(inputs[0], float):
             return -inputs[0]
         if step.name in ("max", "add") and _SUMMED in inputs and _DIVIDED not in inputs:
             return _SUMMED if any(isinstance(each, float) for each in inputs) else None
         return _DIVIDED if _DIVIDED in inputs else None
 
-    def _scaled(self, step: lineage.Step, one: Any, other: Any) -> Any:
+    def _scale(self, step: lineage.Step, one: Any, other: Any) -> Any:
         if _DIVIDED in (one, other):
             return _DIVIDED
         if step.name == "mul" and not isinstance(one, float):

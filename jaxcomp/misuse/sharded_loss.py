@@ -106,7 +106,7 @@ _MOVED = {
 
 
 class _Fact(NamedTuple):
-    """What a value depends on, and how it is scaled.
+    """The sources of a value, and its scale.
 
     Attributes:
         bits: it depends on parts of leaves (`_PART`), examples (`_EXAMPLES`), or whole leaves
@@ -161,12 +161,12 @@ class _Scale:
         at = next((x.at for x in inputs if x.at), "")
         if sources & _PART and step.name not in _MOVED:
             at = at or step.line()
-        found = self._scaled(step, inputs)
+        found = self._scale(step, inputs)
         if found.bits & (_SHRUNK | _UNEVEN | _COUNT):
             at = at or step.line()
         return found._replace(bits=found.bits | sources, at=at)
 
-    def _scaled(self, step: lineage.Step, inputs: list[_Fact]) -> _Fact:
+    def _scale(self, step: lineage.Step, inputs: list[_Fact]) -> _Fact:
         """The result's scale; its sources are known already."""
         one = inputs[0]
         if step.name in _SUMS and self.names <= set(lineage.axes_of(step)):

@@ -96,7 +96,7 @@ def reciprocal_refined(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
     """`reciprocal`, from a quotient that is off by at most two units in the last place."""
     exponent, mantissa = _parts(x)
     power = mantissa == _HIDDEN
-    near = _divided(lax.bitcast_convert_type((127 << 23) | (mantissa & _MANTISSA), jnp.float32))
+    near = _divide(lax.bitcast_convert_type((127 << 23) | (mantissa & _MANTISSA), jnp.float32))
     quotient = (near * 2.0**24).astype(jnp.int32)
     # 2^47 - mantissa * quotient modulo 2^32: exact, as it is small.
     rest = -(mantissa * quotient)
@@ -114,7 +114,7 @@ def sqrt_refined(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
     """`sqrt`, from a root that is off by at most two units in the last place."""
     exponent, mantissa = _parts(x)
     even = (exponent & 1) ^ 1  # The biased exponent of 1 is odd.
-    near = _rooted(
+    near = _root(
         lax.bitcast_convert_type(((127 + even) << 23) | (mantissa & _MANTISSA), jnp.float32)
     )
     root = (near * 2.0**23).astype(jnp.int32)
@@ -130,11 +130,11 @@ def sqrt_refined(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
 
 
 # Functions of their own, so that tests can put a device's errors in their place.
-def _divided(x: Array) -> Array:
+def _divide(x: Array) -> Array:
     return 1 / x
 
 
-def _rooted(x: Array) -> Array:
+def _root(x: Array) -> Array:
     return jnp.sqrt(x)
 
 

@@ -85,13 +85,13 @@ def fold(key: UInt32[Array, "2"], *words: "Array | int") -> UInt32[Array, "2"]:
         False
     """
     for word in words:
-        key = _folded(key, jnp.asarray(word).astype(jnp.uint32))
+        key = _fold_word(key, jnp.asarray(word).astype(jnp.uint32))
     return key
 
 
 # Jitted, so that a program has its eighty operations once, and not for every fold.
 @jax.jit
-def _folded(key: UInt32[Array, "2"], word: Array) -> UInt32[Array, "2"]:
+def _fold_word(key: UInt32[Array, "2"], word: Array) -> UInt32[Array, "2"]:
     return jnp.stack(absorb(key[0], key[1], word))
 
 
@@ -100,7 +100,7 @@ def seeds(
 ) -> tuple[UInt32[Array, " n"], UInt32[Array, " n"]]:
     """Two words for each bucket, numbered from `first`: the key folded with the bucket's number."""
     # Rounded up to a power of two, so that leaves of many sizes share a program.
-    high, low = _numbered(xla.power_of_two(buckets))(key, first)
+    high, low = _number_buckets(xla.power_of_two(buckets))(key, first)
     return high[:buckets], low[:buckets]
 
 
@@ -113,7 +113,7 @@ def rows(
 
 
 @functools.lru_cache(maxsize=1024)
-def _numbered(buckets: int) -> Callable[..., tuple[Array, Array]]:
+def _number_buckets(buckets: int) -> Callable[..., tuple[Array, Array]]:
     def numbered(key: Array, first: Array) -> tuple[Array, Array]:
         number = first.astype(jnp.uint32) + jnp.arange(buckets, dtype=jnp.uint32)
         # If fused into the loop over elements, this chain makes the compiler recurse for seconds,

@@ -11,7 +11,7 @@ NETWORK = 64
 """The most rows that are sorted by a network, whose program grows with `n log² n`."""
 
 
-def ascending(rows: Array) -> Array | Sequence[Array]:
+def sort_columns(rows: Array) -> Array | Sequence[Array]:
     """The rows with the values of each column in ascending order.
 
     XLA sorts columns one by one on a CPU. A network of minima and maxima of whole rows takes a
@@ -22,7 +22,7 @@ def ascending(rows: Array) -> Array | Sequence[Array]:
         rows: `[n, ...]`, without NaN.
 
     Example:
-        >>> [row.tolist() for row in ascending(jnp.array([[3.0, 1.0], [2.0, 5.0], [1.0, 9.0]]))]
+        >>> [row.tolist() for row in sort_columns(jnp.array([[3.0, 1.0], [2.0, 5.0], [1.0, 9.0]]))]
         [[1.0, 1.0], [2.0, 5.0], [3.0, 9.0]]
     """
     if len(rows) > NETWORK:

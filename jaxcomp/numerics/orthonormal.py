@@ -45,7 +45,7 @@ def refreshed(
     A zero vector would stay zero in all later steps, and squares of large or small vectors would
     leave the range of floats.
     """
-    return _by_dtype(_refreshed, sets, before)
+    return _by_dtype(_refresh, sets, before)
 
 
 def unit(vectors: Float[Array, "n rank size"]) -> Float[Array, "n rank size"]:
@@ -56,8 +56,8 @@ def unit(vectors: Float[Array, "n rank size"]) -> Float[Array, "n rank size"]:
 
 def _orthonormal(sets: Sequence[Array]) -> list[Array]:
     shapes = tuple(x.shape for x in sets)
-    tiles = _cut(sets)
-    near, rest, _ = _measured(shapes, tiles)
+    tiles = _cut_tiles(sets)
+    near, rest, _ = _measure(shapes, tiles)
     units = tiles * near[..., None] * rest[..., None]
     least = 8 * float(jnp.finfo(tiles.dtype).eps)
 
@@ -72,17 +72,17 @@ def _orthonormal(sets: Sequence[Array]) -> list[Array]:
         return lax.dynamic_update_index_in_dim(basis, rest, k, axis=0)
 
     empty, _ = axes.match_vma(jnp.zeros(tiles.shape, tiles.dtype), tiles)
-    return _joined(shapes, lax.fori_loop(0, tiles.shape[0], add, empty))
+    return _join_tiles(shapes, lax.fori_loop(0, tiles.shape[0], add, empty))
 
 
-def _refreshed(sets: Sequence[Array], before: Sequence[Array]) -> list[Array]:
+def _refresh(sets: Sequence[Array], before: Sequence[Array]) -> list[Array]:
     shapes = tuple(x.shape for x in sets)
-    tiles = _cut(sets)
-    near, rest, some = (measure[..., None] for measure in _measured(shapes, tiles))
-    return _joined(shapes, jnp.where(some, tiles * near * rest, _cut(before)))
+    tiles = _cut_tiles(sets)
+    near, rest, some = (measure[..., None] for measure in _measure(shapes, tiles))
+    return _join_tiles(shapes, jnp.where(some, tiles * near * rest, _cut_tiles(before)))
 
 
-def _measured(shapes: tuple, tiles: Array) -> tuple[Array, Array, Array]:
+def _measure(shapes: tuple, tiles: Array) -> tuple[Array, Array, Array]:
     """Two factors that normalise each vector, and whether its length is not zero, on each of its
     tiles.
     """
@@ -122,7 +122,7 @@ def _places(shapes: tuple[tuple[int, int, int], ...]) -> tuple[list[np.ndarray],
     return places, owner
 
 
-def _cut(sets: Sequence[Array]) -> Array:
+def _cut_tiles(sets: Sequence[Array]) -> Array:
     """All sets as `[rank, tiles, 128]`; vectors are padded with zeros, sets with zero vectors."""
     most = max(x.shape[1] for x in sets)
     parts = []
@@ -134,7 +134,7 @@ def _cut(sets: Sequence[Array]) -> Array:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
 
-def _joined(shapes: tuple, tiles: Array) -> list[Array]:
+def _join_tiles(shapes: tuple, tiles: Array) -> list[Array]:
     """The sets that were split into these tiles."""
     sets, first = [], 0
     for n, rank, size in shapes:

@@ -149,7 +149,7 @@ def of(sizes: Sequence[int]) -> Segments:
     return Segments(tuple(sizes), width)
 
 
-def moved(x: Array, before: Segments, after: Segments) -> Array:
+def change_width(x: Array, before: Segments, after: Segments) -> Array:
     """The elements of segments of equal sizes, in rows of another width; zeros elsewhere."""
     if before == after:
         return x

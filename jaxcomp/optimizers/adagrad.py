@@ -98,11 +98,11 @@ def prox_adagrad(
 
         def step(g: Array, s: Array, x: Array) -> Array:
             metric, eta = delta + jnp.sqrt(s), rate.astype(s.dtype)
-            move = _divided(-eta * g.astype(s.dtype), metric)
+            move = _divide(-eta * g.astype(s.dtype), metric)
             if regularizer is not None:  # Else keep the unrounded step.
                 wide = x.astype(s.dtype)
                 move = regularizer.nearest(wide + move, metric, eta) - wide
-            return _seen(move, s).astype(x.dtype)
+            return _spoil(move, s).astype(x.dtype)
 
         moves = jax.tree.map(step, updates, squares, params)
         return moves, ProxAdagradState(counting.after(state.count), squares)
@@ -166,10 +166,10 @@ def rda_adagrad(
 
         def step(total: Array, s: Array, x: Array) -> Array:
             metric, eta = delta + jnp.sqrt(s), rate.astype(s.dtype)
-            best = _divided(-eta * total, metric)
+            best = _divide(-eta * total, metric)
             if regularizer is not None:
                 best = regularizer.nearest(best, metric, eta * count.astype(s.dtype))
-            return _seen(best - x.astype(s.dtype), s).astype(x.dtype)
+            return _spoil(best - x.astype(s.dtype), s).astype(x.dtype)
 
         moves = jax.tree.map(step, sums, squares, params)
         return moves, RdaAdagradState(count, sums, squares)
@@ -201,7 +201,7 @@ def _add_square(g: Array, s: Array) -> Array:
     return s + jnp.square(g.astype(s.dtype))
 
 
-def _seen(move: Array, squares: Array) -> Array:
+def _spoil(move: Array, squares: Array) -> Array:
     """The move, with NaN where the sum of squares is not finite.
 
     Division by an infinite sum would give zero, and no guard would undo the step.
@@ -209,6 +209,6 @@ def _seen(move: Array, squares: Array) -> Array:
     return jnp.where(jnp.isfinite(squares), move, jnp.nan)
 
 
-def _divided(x: Array, metric: Array) -> Array:
+def _divide(x: Array, metric: Array) -> Array:
     """`x/metric`; zero where the metric is zero, because there has been no gradient."""
     return jnp.where(metric > 0, x / jnp.where(metric > 0, metric, 1), 0)

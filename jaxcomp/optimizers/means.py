@@ -23,7 +23,7 @@ def check(name: str, tx: Any) -> optax.GradientTransformationExtraArgs:
     return optax.with_extra_args_support(tx)
 
 
-def forgotten(tx: optax.GradientTransformation, now: Any, state: PyTree, like: PyTree) -> PyTree:
+def forget(tx: optax.GradientTransformation, now: Any, state: PyTree, like: PyTree) -> PyTree:
     """The state with its memory cleared if `now`; its key and count are kept."""
 
     def kept(new: jax.Array, old: jax.Array) -> jax.Array:

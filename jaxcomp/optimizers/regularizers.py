@@ -77,7 +77,7 @@ class SquaredL2(Regularizer):
         checks.positive("weight", self.weight)
 
     def nearest(self, z: Array, metric: Array, times: Array) -> Array:
-        return z * _held(metric, times * self.weight)
+        return z * _shrinkage(metric, times * self.weight)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +114,8 @@ class GroupLasso(Regularizer):
         def short(t: Array) -> Array:
             return jnp.sum((u / _divisor(metric * t + pull)) ** 2) > 1
 
-        low, high = _bisected(short, near, far)
-        x = z * _held(metric * (low + high) / 2, pull)
+        low, high = _bisect(short, near, far)
+        x = z * _shrinkage(metric * (low + high) / 2, pull)
         x = jnp.where(size <= pull, 0, x)  # False for NaN.
         return jnp.where(pull > 0, x, z)
 
@@ -147,12 +147,12 @@ class L2Ball(Regularizer):
         size = _norm(metric * part)
 
         def short(theta: Array) -> Array:
-            return jnp.sum((part * _held(metric, theta)) ** 2) > 1
+            return jnp.sum((part * _shrinkage(metric, theta)) ** 2) > 1
 
         # Take the upper end of the bracket, for which the point lies within the ball.
         least = jnp.maximum(size - jnp.max(metric, initial=0), 0)
-        _, theta = _bisected(short, least, size)
-        return jnp.where(_norm(part) <= 1, z, z * _held(metric, theta))
+        _, theta = _bisect(short, least, size)
+        return jnp.where(_norm(part) <= 1, z, z * _shrinkage(metric, theta))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +182,7 @@ class L1Ball(Regularizer):
             return jnp.sum(jnp.abs(_soft(z, metric, theta))) > self.radius
 
         most = jnp.max(metric * jnp.abs(z), initial=0)
-        _, theta = _bisected(short, jnp.zeros_like(most), most)
+        _, theta = _bisect(short, jnp.zeros_like(most), most)
         inside = jnp.sum(jnp.abs(z)) <= self.radius
         return jnp.where(inside, z, _soft(z, metric, theta))
 
@@ -205,7 +205,7 @@ def _soft(z: Array, metric: Array, pull: Array) -> Array:
     return jnp.where(metric > 0, jnp.sign(z) * left, 0)
 
 
-def _held(metric: Array, pull: Array) -> Array:
+def _shrinkage(metric: Array, pull: Array) -> Array:
     """`metric/(metric + pull)`; one where `pull` is zero."""
     return jnp.where(pull > 0, metric / _divisor(metric + pull), 1)
 
@@ -219,7 +219,7 @@ def _norm(x: Array) -> Array:
     return (jnp.sqrt(norms.energy(x, unit)) / unit).astype(x.dtype)
 
 
-def _bisected(short: Callable[[Array], Array], low: Array, high: Array) -> tuple[Array, Array]:
+def _bisect(short: Callable[[Array], Array], low: Array, high: Array) -> tuple[Array, Array]:
     """A narrow bracket of the point at which `short`, true below it, becomes false."""
 
     def step(_, bracket: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -39,14 +39,14 @@ _ROUNDINGS = {
 }
 
 
-def rounded(format: str, to: str) -> tuple[levels.Float, rounding.Rounding]:
+def levels_and_rounding(format: str, to: str) -> tuple[levels.Float, rounding.Rounding]:
     """The levels and the rounding for the elements of a format.
 
     Raises:
         ValueError: for another `format` or `rounding`.
 
     Example:
-        >>> rounded("mxfp4", "even")
+        >>> levels_and_rounding("mxfp4", "even")
         (Float(positive=7, mantissa=1, ties='even'), Nearest())
     """
     checks.choice("format", format, tuple(FORMATS))

@@ -35,7 +35,7 @@ class OptimalTernary(Scale):
         top = sums.max_abs(x, rows)
         one = jnp.float32(2**sums.FRACTION)
         falling = -jnp.sort(-(jnp.abs(sums.unit(x, top, rows)) * one).astype(jnp.int32), axis=1)
-        added = _running(falling) * jnp.float32(1 / 2**sums.FRACTION)
+        added = _running_sums(falling) * jnp.float32(1 / 2**sums.FRACTION)
         share = jnp.asarray(1 / np.arange(1, size + 1), jnp.float32)[None]
         best = jnp.argmax(added * (added * share), axis=1)[:, None]
         mean = jnp.take_along_axis(added * share, best, axis=1)
@@ -91,7 +91,7 @@ _ALIKE = 0.003
 """The tolerance for an integer: other fractions of 127 parts are further off."""
 
 
-def _running(x: Int32[Array, "n size"]) -> Float32[Array, "n size"]:
+def _running_sums(x: Int32[Array, "n size"]) -> Float32[Array, "n size"]:
     """Running sums of non-negative integers below 2²², in limbs that do not overflow."""
     width = max(31 - x.shape[1].bit_length(), 1)
     total = jnp.zeros(x.shape, jnp.float32)

@@ -151,7 +151,7 @@ def _step_of(
     low = step < LOW
     inverse = unit(low) * exact.reciprocal(step, rows.digits)
     factor = jnp.minimum(inverse, most(scale, magnitude, rows, low))
-    factor = jnp.where(usable, lifted(factor, low), 0)
+    factor = jnp.where(usable, mark_lift(factor, low), 0)
     return jnp.where(usable, step, jnp.where(finite, 0, jnp.nan)), factor
 
 
@@ -166,7 +166,7 @@ def unit(low: Array) -> Float32[Array, "..."]:
     return jnp.where(low, jnp.float32(2.0 ** (FRACTION - LIFTED)), jnp.float32(2.0**FRACTION))
 
 
-def lifted(factor: Float32[Array, "..."], low: Array) -> Float32[Array, "..."]:
+def mark_lift(factor: Float32[Array, "..."], low: Array) -> Float32[Array, "..."]:
     """The factor for `points`: negative where `low`, which marks a factor without the lift."""
     return jnp.where(low, -factor, factor)
 

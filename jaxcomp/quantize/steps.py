@@ -143,7 +143,7 @@ class PowerOfTwo(Steps):
             factor = lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
             if self.covers:  # Also where the largest float limits it.
                 factor = jnp.minimum(factor, rounding.most(scale, levels.magnitude, low=low))
-            factor = rounding.lifted(factor, low)
+            factor = rounding.mark_lift(factor, low)
         finite = sums.is_finite(scale)
         usable = finite & (scale >= _TINY)
         byte = jnp.where(usable, power + 127, jnp.where(finite, 0, 255)).astype(jnp.uint8)
@@ -188,7 +188,7 @@ class TwoLevel(Steps):
         usable = step >= _TINY
         low = step < rounding.LOW
         inverse = exact.reciprocal(jnp.where(usable, step, 1)) * rounding.unit(low)
-        factor = rounding.lifted(inverse, low)
+        factor = rounding.mark_lift(inverse, low)
         return Derived(step, jnp.where(usable, factor, 0), sent)
 
     def received(self, sent: tuple[Array, ...]) -> Float32[Array, "... n blocks"]:

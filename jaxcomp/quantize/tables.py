@@ -84,7 +84,7 @@ class LloydMax(Levels, public=("half", "reach")):
 
     def values(self, codes: UInt32[Array, "..."]) -> Float32[Array, "..."]:
         number = (codes & (2 ** (self.width - 1) - 1)).astype(jnp.int32)
-        size = _selected(number, self.half)
+        size = _select(number, self.half)
         negative = (codes >> (self.width - 1)) & 1
         return jnp.where(negative == 1, -size, size).astype(jnp.float32)
 
@@ -161,7 +161,7 @@ class UniformThreshold(Levels, public=("half", "reach", "dead")):
     def values(self, codes: UInt32[Array, "..."]) -> Float32[Array, "..."]:
         number = (codes & (2 ** (self.bits - 1) - 1)).astype(jnp.int32)
         missing = 2 ** (self.bits - 1) - len(self.half)
-        size = _selected(number, self.half + (self.magnitude,) * missing)
+        size = _select(number, self.half + (self.magnitude,) * missing)
         negative = (codes >> (self.bits - 1)) & 1
         return jnp.where(negative == 1, -size, size).astype(jnp.float32)
 
@@ -219,19 +219,19 @@ class Geometric(Levels):
         number = (codes & (2 ** (self.bits - 1) - 1)).astype(jnp.int32)
         octave = number // self.per_octave
         table = tuple(round(256 * 2 ** (-i / self.per_octave)) for i in range(self.per_octave))
-        size = _selected(number - octave * self.per_octave, table).astype(jnp.float32)
+        size = _select(number - octave * self.per_octave, table).astype(jnp.float32)
         # A power of two, so the product is exact.
         size = size * lax.bitcast_convert_type((127 - octave) << 23, jnp.float32)
         return jnp.where((codes >> (self.bits - 1)) & 1 == 1, -size, size)
 
 
-def _selected(number: Array, table: tuple[int, ...]) -> Array:
+def _select(number: Array, table: tuple[int, ...]) -> Array:
     """`table[number]` by binary selection, since not every kernel can look up values."""
     if len(table) == 1:
         return jnp.full_like(number, table[0])
     half = len(table) // 2
     upper = number & half
-    low, high = (_selected(number, part) for part in (table[:half], table[half:]))
+    low, high = (_select(number, part) for part in (table[:half], table[half:]))
     return jnp.where(upper != 0, high, low)
 
 
@@ -254,7 +254,10 @@ def _evenly(entropy: float, law: str) -> _Evenly:
     half = (0, *(int(v) for v in np.round(values[:number] * unit)))
     spacing = (thresholds[1] - thresholds[0]) * unit
     return _Evenly(
-        half, _settled(values[number - 1]), _settled(thresholds[0] * unit), _settled(spacing)
+        half,
+        _drop_digits(values[number - 1]),
+        _drop_digits(thresholds[0] * unit),
+        _drop_digits(spacing),
     )
 
 
@@ -263,9 +266,9 @@ def _positive(width: int, law: str) -> tuple[tuple[int, ...], float]:
     _, centroids, _ = limits.lloyd_max(2**width, law)
     upper = np.asarray(centroids[2 ** (width - 1) :])
     top = 1 if width == 1 else 2**_PRECISION - 1
-    return tuple(int(v) for v in np.round(upper / upper[-1] * top)), _settled(upper[-1])
+    return tuple(int(v) for v in np.round(upper / upper[-1] * top)), _drop_digits(upper[-1])
 
 
-def _settled(x: float) -> float:
+def _drop_digits(x: float) -> float:
     """Drops the digits in which solvers on two machines differ: settings must be alike on all."""
     return round(float(x), 6)

@@ -219,7 +219,7 @@ def mx(
         The float32 of NVFP4 belongs to a bucket here, and to a tensor in the original. Elements are
         packed field by field, not in the order that matrix units expect.
     """
-    grid, found = formats.rounded(format, rounding)
+    grid, found = formats.levels_and_rounding(format, rounding)
     return Quantizer(
         levels=grid,
         scale=scales.MaxAbs(),

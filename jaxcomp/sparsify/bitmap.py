@@ -191,14 +191,14 @@ def _of(hits: Bool[Array, "n size"]) -> Words:
     place = np.arange(WORD, dtype=np.uint32)[None, None, :, None]
     bits = hits.astype(jnp.uint32).reshape(n, size // _GROUP, WORD, WORD)
     planar = jnp.sum(bits << place, axis=2, dtype=jnp.uint32)
-    return _transposed(lax.optimization_barrier(planar)).reshape(n, size // WORD)
+    return _transpose(lax.optimization_barrier(planar)).reshape(n, size // WORD)
 
 
 def _take(table: Array, places: Array) -> Array:
     return jnp.take_along_axis(table, places, axis=1, mode="clip")
 
 
-def _transposed(groups: UInt32[Array, "n groups 32"]) -> UInt32[Array, "n groups 32"]:
+def _transpose(groups: UInt32[Array, "n groups 32"]) -> UInt32[Array, "n groups 32"]:
     """Bit `p` of word `w` to bit `w` of word `p`, in each group of 32 words."""
     x = groups
     mask = 0xFFFFFFFF

@@ -17,7 +17,7 @@ from jaxtyping import UInt32
 
 from jaxcomp import checks
 from jaxcomp.base.interface import Interface
-from jaxcomp.numerics.segments import Segments, moved
+from jaxcomp.numerics.segments import Segments, change_width
 from jaxcomp.sparsify import bitmap, leaves, selection
 from jaxcomp.sparsify.bitmap import Words
 from jaxcomp.sparsify.competitors import INF, Leaves, Parts, PerPart, size_bits
@@ -182,7 +182,10 @@ class Sampled(Choice):
             elements, low = lax.optimization_barrier((x, low))
             return turn + 1, low, parts.reach(elements, low)
 
-        low = _estimate(x, ks, above, parts)
+        if isinstance(parts, Leaves):
+            low = leaves.estimate(x, ks, above, parts.segments)
+        else:
+            low = selection.estimate(x, ks[0], above[0])
         *_, hits = lax.while_loop(few, lower, (0, low, parts.reach(x, low)))
         places, number = as_many_as_fit(x, hits, rooms, start, parts)
         reached = parts.ones(hits)
@@ -192,7 +195,7 @@ class Sampled(Choice):
         kept = jnp.where(many, jnp.asarray(ks, jnp.int32), number)
 
         def exactly(x: Array) -> Array:
-            largest = moved(_largest(x, ks, parts), exact, slots)
+            largest = change_width(_largest(x, ks, parts), exact, slots)
             found = leaves.slots(places, number, slots)
             found = jnp.where(slots.per_element(many), largest, found)
             return leaves.from_slots(found, kept, slots)
@@ -275,9 +278,3 @@ def _largest(x: Array, ks: tuple[int, ...], parts: Parts) -> UInt32[Array, "n k"
     if isinstance(parts, Leaves):
         return leaves.top_k(x, ks, parts.segments)
     return selection.top_k(x, ks[0])
-
-
-def _estimate(x: Array, ks: tuple[int, ...], above: tuple[int, ...], parts: Parts) -> PerPart:
-    if isinstance(parts, Leaves):
-        return leaves.estimate(x, ks, above, parts.segments)
-    return selection.estimate(x, ks[0], above[0])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Int32, UInt32
+from jaxtyping import Int32
 
 from jaxcomp.backend import xla
 from jaxcomp.numerics.segments import Segments
@@ -81,7 +81,7 @@ class Row(Parts):
         self.sizes = (size,)
 
     def count(self, hits: Array) -> PerPart:
-        return _reduced(hits.astype(jnp.int32), functools.partial(jnp.sum, dtype=jnp.int32))
+        return _reduce_rows(hits.astype(jnp.int32), functools.partial(jnp.sum, dtype=jnp.int32))
 
     def at_least(self, numbers: Array, low: Array) -> PerPart:
         return self.count(numbers >= low)
@@ -96,7 +96,7 @@ class Row(Parts):
         return values
 
     def top(self, numbers: Int32[Array, "n size"]) -> PerPart:
-        return _reduced(numbers, jnp.max)
+        return _reduce_rows(numbers, jnp.max)
 
     def largest(self, x: Array) -> PerPart:
         return size_bits(sums.max_abs(x))
@@ -109,18 +109,20 @@ class Leaves(Parts):
         self.segments, self.sizes = segments, segments.sizes
 
     def count(self, hits: Array) -> PerPart:
-        return self.segments.total(_folded(self._lanes(hits.astype(jnp.int32)), _sum))
+        return self.segments.total(_fold_lanes(self._lanes(hits.astype(jnp.int32)), _sum))
 
     def at_least(self, numbers: Array, low: Array) -> PerPart:
         # Compared by rows: by elements, the compiler would divide to find the row of each.
         rows = self._lanes(numbers) >= self.segments.per_row(low)[:, :, None, None]
-        return self.segments.total(_folded(rows.astype(jnp.int32), _sum))
+        return self.segments.total(_fold_lanes(rows.astype(jnp.int32), _sum))
 
     def reach(self, x: Array, low: PerPart) -> Words:
-        return _reaching(self.segments)(x, low)
+        return _compile_reach(self.segments)(x, low)
 
     def ones(self, hits: Words) -> PerPart:
-        ones = lax.population_count(self._words(hits)).astype(jnp.int32)
+        each = self.segments.width // bitmap.WORD
+        words = hits[:, : self.segments.rows * each].reshape(len(hits), self.segments.rows, each)
+        ones = lax.population_count(words).astype(jnp.int32)
         return self.segments.total(jnp.sum(ones, axis=2, dtype=jnp.int32))
 
     def spread(self, values: Array) -> Array:
@@ -139,7 +141,7 @@ class Leaves(Parts):
         return bitmap.first(hits, jnp.pad(each, ((0, 0), (0, beyond))))
 
     def top(self, numbers: Int32[Array, "n size"]) -> PerPart:
-        return self.segments.largest(_folded(self._lanes(numbers), jnp.max) + 1) - 1
+        return self.segments.largest(_fold_lanes(self._lanes(numbers), jnp.max) + 1) - 1
 
     def _lanes(self, numbers: Array) -> Array:
         """The rows of the segments, `[n, rows, fan, lanes]`."""
@@ -147,15 +149,11 @@ class Leaves(Parts):
         fan = next(f for f in range(max(1, width // _ROW_LANES), 0, -1) if width % f == 0)
         return numbers.reshape(n, self.segments.rows, fan, width // fan)
 
-    def _words(self, hits: Words) -> UInt32[Array, "n rows each"]:
-        each = self.segments.width // bitmap.WORD
-        return hits[:, : self.segments.rows * each].reshape(len(hits), self.segments.rows, each)
-
 
 _sum = functools.partial(jnp.sum, dtype=jnp.int32)
 
 
-def _folded(lanes: Int32[Array, "n rows fan lanes"], reduce: Callable[..., Array]) -> Array:
+def _fold_lanes(lanes: Int32[Array, "n rows fan lanes"], reduce: Callable[..., Array]) -> Array:
     """The sum or maximum of each row, `[n, rows]`."""
     if lanes.shape[2] == 1:
         return reduce(lanes, axis=(2, 3))
@@ -163,7 +161,7 @@ def _folded(lanes: Int32[Array, "n rows fan lanes"], reduce: Callable[..., Array
 
 
 @functools.lru_cache(maxsize=256)
-def _reaching(segments: Segments) -> Callable[..., Array]:
+def _compile_reach(segments: Segments) -> Callable[..., Array]:
     """One function of a program, however often it is used."""
 
     def separate(x: Array, low: Array) -> Array:
@@ -172,7 +170,7 @@ def _reaching(segments: Segments) -> Callable[..., Array]:
     return xla.compile_separately(separate)
 
 
-def _reduced(numbers: Int32[Array, "n size"], reduce: Callable[..., Array]) -> Array:
+def _reduce_rows(numbers: Int32[Array, "n size"], reduce: Callable[..., Array]) -> Array:
     """The sum or maximum of each row, `[n, 1]`."""
     n, size = numbers.shape
     fan = min(_FAN, max(1, size // _FEWEST_LANES))

@@ -141,7 +141,7 @@ class Fitted(Choice, public=("most", "threshold")):
         places, number = as_many_as_fit(x, hits, self._rooms(parts), start, parts)
         if state != ():
             each = jnp.asarray([[1 / target for target in targets]], jnp.float32)
-            state = self._adapted(state, block_fma(found.astype(jnp.float32) * each))
+            state = self._adapt(state, block_fma(found.astype(jnp.float32) * each))
         return Chosen(places, number, state)
 
     def threshold(
@@ -155,7 +155,7 @@ class Fitted(Choice, public=("most", "threshold")):
         for `exp(−aim)` times the share.
         """
         parts = Row(x.shape[1]) if parts is None else parts
-        a, pieces, seen = _sampled(x, parts)
+        a, pieces, seen = _sample(x, parts)
         initial, further = tails.LAWS[self.law]
         found = tails.moments(a, pieces, log=self.law.startswith("gamma"))
         # The share of all elements, as a share of the non-zero ones.
@@ -184,7 +184,7 @@ class Fitted(Choice, public=("most", "threshold")):
         # A non-finite level keeps non-finite elements only.
         return jnp.where(jnp.isfinite(level), level, jnp.inf)
 
-    def _adapted(self, state: Stages, ratio: Float32[Array, "n parts"]) -> Stages:
+    def _adapt(self, state: Stages, ratio: Float32[Array, "n parts"]) -> Stages:
         """The next number of stages: a search in one direction until the error grows, then in the
         other, then back to the best number, whose target is corrected.
         """
@@ -227,7 +227,7 @@ class Fitted(Choice, public=("most", "threshold")):
         return jax.tree.map(lambda new, old: jnp.where(due, new, old), found, kept)
 
 
-def _sampled(
+def _sample(
     x: Array, parts: Parts
 ) -> tuple[Float32[Array, "n m size"], tails.Pieces, tuple[int, ...]]:
     """Magnitudes in pieces, the pieces of each leaf, and how many of its elements are sampled.

@@ -34,7 +34,7 @@ def top_k(x: Array, ks: tuple[int, ...], segments: Segments) -> UInt32[Array, "n
         for size, k in zip(segments.sizes, ks, strict=True)
     )
     k, room = _numbers(ks, n), _numbers(rooms, n)
-    low = jnp.maximum(_reached_by(x, ks, segments), 1)
+    low = jnp.maximum(_least_reached(x, ks, segments), 1)
     hits = parts.reach(x, low)
     found = parts.ones(hits)
 
@@ -158,7 +158,7 @@ def estimate(
     return selection.kth_largest(sample, _numbers(wanted, n), Leaves(sampled))
 
 
-def _reached_by(x: Array, ks: tuple[int, ...], segments: Segments) -> Int32[Array, "n segments"]:
+def _least_reached(x: Array, ks: tuple[int, ...], segments: Segments) -> Int32[Array, "n segments"]:
     """A threshold that at least `k` elements of each segment reach, or zero: the upper half of the
     `k`-th largest of the maxima of groups of each row's elements.
     """

@@ -74,7 +74,7 @@ def _of_many(x: Array, k: int) -> UInt32[Array, "n k"]:
     """`top_k` among the few candidates above an estimate, digit by digit."""
     n, size = x.shape
     if size < _LONG:
-        room, low = k + k // 4 + 3 * math.isqrt(k) + 8, _reached_by(x, k)
+        room, low = k + k // 4 + 3 * math.isqrt(k) + 8, _least_reached(x, k)
     else:  # A tenth more than wanted: a sample that errs by 5 % still gives enough.
         room, low = k + k // 4 + 1024, estimate(x, round(1.1 * k), _SAMPLED)
     room, low = min(size, room), jnp.clip(low, 1, _TOP - 1)
@@ -104,7 +104,7 @@ def _of_many(x: Array, k: int) -> UInt32[Array, "n k"]:
     return jnp.take_along_axis(places, chosen, axis=1).astype(jnp.uint32)
 
 
-def _reached_by(x: Array, k: int) -> Int32[Array, "n 1"]:
+def _least_reached(x: Array, k: int) -> Int32[Array, "n 1"]:
     """A threshold that at least `k` elements of each row reach, and usually few more.
 
     It is the upper half of the `k`-th largest of the maxima of groups of elements.

@@ -159,7 +159,7 @@ def pareto(found: Moments, nats: Float32[Array, "n leaves"]) -> Float32[Array, "
 def gamma(found: Moments, nats: Float32[Array, "n leaves"]) -> Float32[Array, "n leaves"]:
     """`β P⁻¹(α, 1 − δ)` of the gamma distribution with an approximate maximum-likelihood `α`."""
     shape, beta = _gamma_fit(found)
-    return beta * _interpolated(_gamma_table(), log2(shape), nats) * nats
+    return beta * _interpolate(_gamma_table(), log2(shape), nats) * nats
 
 
 def gamma_approximate(
@@ -169,7 +169,7 @@ def gamma_approximate(
     shape, beta = _gamma_fit(found)
     table = special.gammaln(np.exp2(np.linspace(*_SHAPES)))[:, None]
     table = np.broadcast_to(table, (len(table), _NATS[2]))
-    log_gamma = _interpolated(table, log2(shape), jnp.zeros_like(nats))
+    log_gamma = _interpolate(table, log2(shape), jnp.zeros_like(nats))
     return jnp.maximum(beta * (nats - block_fma(log_gamma)), 0)
 
 
@@ -191,7 +191,7 @@ def _gamma_fit(found: Moments) -> tuple[Array, Array]:
     return shape, mean * exact.reciprocal(shape)
 
 
-def _interpolated(table: np.ndarray, shape: Array, nats: Array) -> Float32[Array, "n leaves"]:
+def _interpolate(table: np.ndarray, shape: Array, nats: Array) -> Float32[Array, "n leaves"]:
     """Between the four nearest entries of a table over the grids of shapes and nats."""
     (row, down), (column, right) = (_place(shape, _SHAPES), _place(nats, _NATS))
     entries = jnp.asarray(table, jnp.float32)

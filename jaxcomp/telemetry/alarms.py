@@ -99,7 +99,7 @@ class Alarms:
             kept = self._seen.setdefault(name, collections.deque(maxlen=WINDOWS * self.window))
             kept.append(value)
         labels = {name.rpartition("/")[0] for name in record} | {""}  # "" for the whole state.
-        now = {(name, where) for where in labels for name in self._found(where)}
+        now = {(name, where) for where in labels for name in self._find(where)}
         self._records += 1
         self._last = {
             alarm: seen
@@ -110,7 +110,7 @@ class Alarms:
         self._last |= dict.fromkeys(now, self._records)
         return [Alarm(name, int(record["step"]), where) for name, where in sorted(new)]
 
-    def _found(self, where: str) -> list[str]:
+    def _find(self, where: str) -> list[str]:
         prefix = f"{where}/" if where else ""
 
         def last(name: str, count: int) -> list[float]:

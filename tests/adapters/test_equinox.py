@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from modules import Repeated
+from helpers.modules import Repeated
 
 import jaxcomp
 
@@ -16,7 +16,7 @@ MESH = jax.make_mesh((8,), ("data",))
 X = jax.random.normal(jax.random.key(0), (16, 4))
 
 
-class Block(eqx.Module):
+class EveryKind(eqx.Module):
     """A module with leaves of every kind."""
 
     mlp: eqx.nn.MLP
@@ -34,7 +34,7 @@ def test_equinox_modules_are_arguments_and_results():
     traces = []
     key = jax.random.key(0)
     mlp = eqx.nn.MLP(4, 4, 32, 1, key=key)
-    model = Block(mlp, eqx.nn.Dropout(0.5), jnp.arange(3), "block")
+    model = EveryKind(mlp, eqx.nn.Dropout(0.5), jnp.arange(3), "block")
     tx = optax.chain(jaxcomp.compressed_mean(jaxcomp.Dense(), "data"), optax.sgd(0.1))
     state = tx.init(eqx.filter(model, eqx.is_inexact_array))
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from nodes import (
+from helpers.nodes import (
     CLIENTS,
     STEPS,
     Grid,
@@ -27,7 +27,7 @@ from nodes import (
     simulated,
     strategy_of,
 )
-from paths import ROOT
+from helpers.paths import ROOT
 
 import jaxcomp
 from jaxcomp import federated

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from nodes import (
+from helpers.nodes import (
     CLIENTS,
     context_of,
     grid_of,

@@ -5,7 +5,7 @@ import types
 
 import numpy as np
 import pytest
-from nodes import identity  # noqa: F401
+from helpers.nodes import identity  # noqa: F401
 
 pytest.importorskip("flwr")
 pytest.importorskip("flwr.superlink.grid.http_grid")  # Not before flwr 1.42.
@@ -68,7 +68,7 @@ def pulled(link, limit):
     grid._client, grid._run = link, types.SimpleNamespace(run_id=1)
     tracemalloc.start()
     try:
-        with limits.limited(grid, limit):
+        with limits.limit_answers(grid, limit):
             found = list(grid.pull_messages(["any"]))
         return found, tracemalloc.get_traced_memory()[1]
     finally:
@@ -112,6 +112,6 @@ def test_a_grid_of_flower_without_a_known_connection_is_named_in_the_log(monkeyp
     said = []
     monkeypatch.setattr(limits.log, "warning", lambda text, *given: said.append(text % given))
     grid = object.__new__(HttpGrid)  # As of a version that keeps its connection elsewhere.
-    with limits.limited(grid, MB):
+    with limits.limit_answers(grid, MB):
         pass
     assert "HttpGrid" in said[0]

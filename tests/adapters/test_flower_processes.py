@@ -7,7 +7,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 from jaxcomp import federated
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from nodes import Grid, identity, params, strategy_of  # noqa: F401
+from helpers.nodes import Grid, identity, params, strategy_of  # noqa: F401
 
 import jaxcomp
 from jaxcomp import federated

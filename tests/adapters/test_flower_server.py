@@ -9,7 +9,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from nodes import (
+from helpers.nodes import (
     CLIENTS,
     context_of,
     data,
@@ -93,17 +93,17 @@ def test_clients_are_drawn_from_those_that_are_connected():
 
 def test_a_node_keeps_its_number_and_the_one_that_is_away_longest_loses_it():
     seats = Seats(3)
-    assert seats.seated([10, 11, 12]) == {0: 10, 1: 11, 2: 12}
-    assert seats.seated([12, 10]) == {0: 10, 2: 12}
-    assert seats.seated([12]) == {2: 12}
-    assert seats.seated([11, 12]) == {1: 11, 2: 12}
-    assert seats.seated([12, 13]) == {0: 13, 2: 12}
+    assert seats.seat([10, 11, 12]) == {0: 10, 1: 11, 2: 12}
+    assert seats.seat([12, 10]) == {0: 10, 2: 12}
+    assert seats.seat([12]) == {2: 12}
+    assert seats.seat([11, 12]) == {1: 11, 2: 12}
+    assert seats.seat([12, 13]) == {0: 13, 2: 12}
     moved = Seats(3)
-    moved.take(seats.kept())
-    assert moved.seated([10, 12]) == {1: 10, 2: 12}  # 13 was there later than 11.
+    moved.take(seats.save())
+    assert moved.seat([10, 12]) == {1: 10, 2: 12}  # 13 was there later than 11.
     lasting = Seats(2, lasting=True)
-    assert lasting.seated([10, 11]) == {0: 10, 1: 11}
-    assert lasting.seated([12, 11]) == {1: 11}
+    assert lasting.seat([10, 11]) == {0: 10, 1: 11}
+    assert lasting.seat([12, 11]) == {1: 11}
 
 
 def dies(replies):

@@ -12,8 +12,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
-from nodes import (
+from helpers.nodes import (
     CLIENTS,
     STEPS,
     Grid,
@@ -23,7 +22,8 @@ from nodes import (
     params,
     strategy_of,
 )
-from paths import ROOT
+from helpers.paths import ROOT
+from jax.sharding import PartitionSpec as P
 
 import jaxcomp
 from jaxcomp import federated
@@ -356,7 +356,7 @@ def test_a_strangers_connection_changes_nothing(served):
         ({"method": 3}, "`method`"),
     ],
 )
-def test_wrong_arguments(given, says, tmp_path):
+def test_wrong_arguments_of_a_site(given, says, tmp_path):
     given = {"method": METHOD, "like": params(), "data": own_data, "folder": tmp_path, **given}
     with pytest.raises(ValueError, match=says):
         flower.Site(given.pop("method"), given.pop("like"), given.pop("data"), **given)

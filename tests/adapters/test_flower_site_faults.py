@@ -16,9 +16,9 @@ import time
 import jax
 import numpy as np
 import pytest
-from disks import Disk
-from nodes import CLIENTS, Grid, data, grid_of, identity, params, strategy_of  # noqa: F401
-from paths import ROOT
+from helpers.disks import Disk
+from helpers.nodes import CLIENTS, Grid, data, grid_of, identity, params, strategy_of  # noqa: F401
+from helpers.paths import ROOT
 
 from jaxcomp import federated
 

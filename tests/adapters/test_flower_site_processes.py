@@ -11,10 +11,10 @@ import threading
 import jax
 import numpy as np
 import pytest
-from clients import PATIENCE
+from helpers.clients import PATIENCE
+from helpers.nodes import CLIENTS, STEPS, Grid, data, identity, loss, params, strategy_of  # noqa: F401
+from helpers.paths import ROOT, TESTS
 from jax.sharding import PartitionSpec as P
-from nodes import CLIENTS, STEPS, Grid, data, identity, loss, params, strategy_of  # noqa: F401
-from paths import ROOT, TESTS
 
 import jaxcomp
 from jaxcomp import federated

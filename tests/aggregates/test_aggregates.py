@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 import jaxcomp
 from jaxcomp import aggregates
@@ -348,7 +348,7 @@ def test_medians_of_any_number_of_workers(workers):
     np.testing.assert_array_equal(value, np.median(rows, axis=0))
 
 
-def test_wrong_settings_are_refused():
+def test_wrong_settings_of_aggregates_are_refused():
     with pytest.raises(ValueError, match="`norm` must be a positive number"):
         ClippedMean(0)
     with pytest.raises(ValueError, match=r"`trim` must be below 0\.5"):

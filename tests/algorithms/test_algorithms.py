@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from methods import (
+from helpers.methods import (
     ALONE,
     AXIS,
     IDENTITY,
@@ -28,8 +28,8 @@ from methods import (
     build,
     everywhere,
 )
-from paths import ROOT
-from suite import few_or_all
+from helpers.paths import ROOT
+from helpers.suite import few_or_all
 
 import jaxcomp
 from jaxcomp.backend import axes
@@ -46,7 +46,7 @@ def test_the_identity_gives_the_parent(name, x64):
     np.testing.assert_allclose(run.params, parent[-1], rtol=0, atol=1e-10)
 
 
-def test_every_recipe_is_tried():
+def test_every_method_is_tried():
     """Methods that equal another method at one setting: no momentum, signs."""
     recipes = set()
     for part in (
@@ -226,7 +226,7 @@ def test_the_tables_of_what_goes_together():
     assert "| `ef21` | yes | no | yes | no |" in tables
 
 
-def test_wrong_use_says_what_would_do():
+def test_wrong_use_of_methods_says_what_would_do():
     """A message names the argument, the allowed values and the given value."""
     forgetful = jaxcomp.Link(QSGD, jaxcomp.Shift(0.05, absent="left out"))
     with pytest.raises(ValueError, match=r"`absent` must be one of"):

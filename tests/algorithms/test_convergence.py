@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from methods import AXIS, IDENTITY, QSGD, RANDOM, SIGN, SIZE, TOP, alone, everywhere, mean
+from helpers.methods import AXIS, IDENTITY, QSGD, RANDOM, SIGN, SIZE, TOP, alone, everywhere, mean
 
 import jaxcomp
 from jaxcomp.testing import problems

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from methods import AXIS, IDENTITY, everywhere, mean
+from helpers.methods import AXIS, IDENTITY, everywhere, mean
 
 import jaxcomp
 from jaxcomp import algorithms, graphs

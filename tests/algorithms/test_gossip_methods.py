@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from methods import AXIS, GOSSIP, SIZE, build, everywhere, mean
-from suite import few_or_all
+from helpers.methods import AXIS, GOSSIP, SIZE, build, everywhere, mean
+from helpers.suite import few_or_all
 
 import jaxcomp
 from jaxcomp import algorithms, graphs
@@ -34,7 +34,7 @@ VARYING = {
 }
 
 
-def test_every_recipe_is_tried():
+def test_every_gossip_method_is_tried():
     recipes = set()
     for module in (decentralised, finite_sums):
         made = inspect.getmembers(module, inspect.isfunction)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from methods import AXIS, IDENTITY, QSGD, SIZE, everywhere
+from helpers.methods import AXIS, IDENTITY, QSGD, SIZE, everywhere
 
 import jaxcomp
 from jaxcomp.testing import problems

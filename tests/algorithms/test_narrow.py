@@ -6,10 +6,10 @@ import warnings
 import chex
 import jax
 import jax.numpy as jnp
-import methods
 import numpy as np
 import optax
 import pytest
+from helpers import methods
 
 import jaxcomp
 

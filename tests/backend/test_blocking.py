@@ -20,3 +20,17 @@ def test_rows_of_a_block_have_their_own_numbers(monkeypatch):
     want = numbered(first, x, common)
     run = jax.jit(lambda *given: blocking.over_rows(numbered, *given[:2], common=given[2:]))
     jax.tree.map(np.testing.assert_array_equal, run(first, x, common), want)
+
+
+def test_rows_that_are_read_more_than_once_are_processed_in_parts(monkeypatch):
+    monkeypatch.setattr(blocking, "_PART", 64)
+    x = jnp.arange(11.0 * 16).reshape(11, 16)  # Two parts, of which the last one overlaps.
+    seen = []
+
+    def norms(x, y):
+        seen.append(x.shape)
+        return jnp.sqrt((x * x).sum(1)) + y[:, 0]
+
+    found = jax.jit(lambda x, y: blocking.in_turn(norms, x, y))(x, -x)
+    np.testing.assert_array_equal(found, jax.jit(norms)(x, -x))
+    assert (6, 16) in seen

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
 

@@ -4,7 +4,7 @@ import copy
 import importlib
 
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
 ONES, NEVER = [1.0] * 3, [None] * 3

@@ -1,7 +1,7 @@
 """The mistakes on which `benchmarks/mutations.py` tries the suite can be made in these files."""
 
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import time
 from importlib import import_module
 
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 SEND = """
 import socket, sys

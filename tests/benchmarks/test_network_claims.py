@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
 GOOD, BAD = [96.0, 96.2, 96.4, 96.1, 96.3], [90.0, 90.2, 90.4, 90.1, 90.3]

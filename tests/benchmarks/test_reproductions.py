@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 import jaxcomp
 

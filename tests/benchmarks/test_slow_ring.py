@@ -8,7 +8,7 @@ from importlib import import_module
 import jax
 import numpy as np
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 from test_network import SEND
 
 import jaxcomp

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.lowering import lowered, mesh_of
+from helpers.suite import few_or_all
 from jax.sharding import AxisType, PartitionSpec as P
-from lowering import lowered, mesh_of
-from suite import few_or_all
 
 import jaxcomp
 from jaxcomp import bits
@@ -72,8 +72,8 @@ def test_reciprocals_and_roots_of_kernels_are_correctly_rounded(ulps, monkeypatc
     ways = (exact.reciprocal_by_digits, exact.sqrt_by_digits)
     if ulps is not None:
         ways = (exact.reciprocal_refined, exact.sqrt_refined)
-        monkeypatch.setattr(exact, "_divided", off(lambda x: 1 / x, ulps))
-        monkeypatch.setattr(exact, "_rooted", off(jnp.sqrt, ulps))
+        monkeypatch.setattr(exact, "_divide", off(lambda x: 1 / x, ulps))
+        monkeypatch.setattr(exact, "_root", off(jnp.sqrt, ulps))
     tiny = np.finfo(np.float32).tiny
     reciprocal, sqrt = map(jax.jit, ways)
     for exponent in (1, 126, 127, 253, 254):

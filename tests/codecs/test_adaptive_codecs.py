@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suite import KEY, few_or_all, law, nmse
+from helpers.suite import KEY, few_or_all, law, nmse
 
 import jaxcomp
 from jaxcomp.layout import batches as batches_, trees

@@ -158,11 +158,11 @@ def test_an_exact_guess_costs_nothing(given):
 
 
 @pytest.mark.full
-def test_contract():
+def test_best_of_meets_the_contract():
     testing.check_codec(BestOf(bucket_size=512), eager=False, dtypes=("float16",))
 
 
-def test_wrong_use_names_the_argument():
+def test_wrong_use_of_best_of_names_the_argument():
     with pytest.raises(ValueError, match="`scales` must have scales that no element exceeds"):
         BestOf(scales=(MeanAbs(),))
     with pytest.raises(ValueError, match="`scales` must be a tuple"):

@@ -8,7 +8,7 @@ import pkgutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suite import label, law, nmse, slow
+from helpers.suite import label, law, nmse, slow
 
 import jaxcomp
 import jaxcomp.recipes
@@ -120,7 +120,7 @@ def test_a_part_alone_promises_nothing():
 
 
 @dataclasses.dataclass(frozen=True)
-class Half(jaxcomp.Codec, abstract=True):
+class FirstHalf(jaxcomp.Codec, abstract=True):
     """Sends the first half of each bucket, and never the second."""
 
     bucket_size = 128
@@ -135,4 +135,4 @@ class Half(jaxcomp.Codec, abstract=True):
 
 def test_a_part_that_is_never_sent_is_found():
     with pytest.raises(AssertionError, match="part 1 of 2"):
-        testing.assert_feedback_sends_all(Half(), 128, parts=2, steps=16)
+        testing.assert_feedback_sends_all(FirstHalf(), 128, parts=2, steps=16)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suite import KEY, label, law
+from helpers.suite import KEY, label, law
 
 import jaxcomp
 from jaxcomp.numerics import noise

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.lowering import lowered, mesh_of
+from helpers.paths import TESTS
+from helpers.suite import CODECS, COMMON, EVERY, FEW, VARIANTS, few_or_all, label, slow
 from hypothesis import given, settings, strategies as st
-from lowering import lowered, mesh_of
-from paths import TESTS
-from suite import CODECS, COMMON, EVERY, FEW, VARIANTS, few_or_all, label, slow
 
 import jaxcomp
 from jaxcomp import testing

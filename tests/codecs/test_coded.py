@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.suite import KEY, compilations, few_or_all, label, law, slow
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from suite import KEY, compilations, few_or_all, label, law, slow
 
 import jaxcomp
 from jaxcomp.backend import xla
@@ -265,13 +265,13 @@ def test_a_fixed_table_is_one_program_that_runs_while_another_is_traced(monkeypa
     """In a program over a mesh too; an operation a program would take a second to compile."""
     made, programs = [], []
 
-    def evaluated(*given, run=xla.evaluated):
+    def evaluate(*given, run=xla.evaluate):
         with compilations() as found:
             made.append(run(*given))
         programs.append(len(found))
         return made[-1]
 
-    monkeypatch.setattr(xla, "evaluated", evaluated)
+    monkeypatch.setattr(xla, "evaluate", evaluate)
     codec = jaxcomp.codecs.Coded(codec=jaxcomp.qsgd_inf(bits=3, bucket_size=384))
     mesh = Mesh(jax.devices()[:2], ("data",))
 
@@ -321,7 +321,7 @@ def test_short_leaves_share_a_program_and_nothing_else():
 
 
 @pytest.mark.wrong_types
-def test_wrong_use_says_what_would_do():
+def test_wrong_use_of_coded_says_what_would_do():
     with pytest.raises(ValueError, match=r"`codec` must be a quantizer"):
         jaxcomp.codecs.Coded(codec=jaxcomp.top_k())
     with pytest.raises(ValueError, match=r"put it inside: Rotated\(codec=Coded"):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suite import law, nmse, roundtrip
+from helpers.suite import law, nmse, roundtrip
 
 import jaxcomp
 from jaxcomp import testing

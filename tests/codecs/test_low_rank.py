@@ -208,7 +208,7 @@ def test_training_warns_of_merged_layers(mean):
         init(jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), like))
 
 
-def test_wrong_arguments_say_so():
+def test_wrong_arguments_of_low_rank_say_so():
     with pytest.raises(ValueError, match="`stacked_axes` must be at least 0, got -1"):
         jaxcomp.codecs.LowRank(rank=1, stacked_axes=-1)
     with pytest.raises(ValueError, match="`rank` must be at least 1, got 0"):

@@ -166,7 +166,7 @@ def test_a_rotation_turns_the_guess_too():
     ],
     ids=repr,
 )
-def test_contract(codec):
+def test_modulo_meets_the_contract(codec):
     testing.check_codec(codec, eager=False, dtypes=("float16",))
 
 
@@ -193,7 +193,7 @@ def test_messages_have_the_bytes_of_the_codes():
         jax.tree.map(np.testing.assert_array_equal, back, payload)
 
 
-def test_wrong_use_names_the_argument():
+def test_wrong_use_of_modulo_names_the_argument():
     with pytest.raises(ValueError, match="`levels` must be from 3 to 256, got 2"):
         Modulo(levels=2, private=True)
     with pytest.raises(ValueError, match="`distance` must be a positive number with relative"):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suite import few_or_all
+from helpers.suite import few_or_all
 
 import jaxcomp
 from jaxcomp import testing

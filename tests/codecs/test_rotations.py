@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.suite import KEY, law, nmse, roundtrip, slow
 from jax.sharding import PartitionSpec as P
-from suite import KEY, law, nmse, roundtrip, slow
 
 import jaxcomp
 from jaxcomp.backend import blocking

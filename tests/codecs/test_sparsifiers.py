@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.suite import law
 from scipy import fft
-from suite import law
 
 import jaxcomp
 from jaxcomp.codecs.cosine import Cosine
@@ -303,7 +303,7 @@ def test_more_places_than_elements_is_all_of_them():
 
 
 @pytest.mark.wrong_types
-def test_wrong_settings_are_refused():
+def test_wrong_settings_of_sparsifiers_are_refused():
     with pytest.raises(ValueError, match="`fraction` must be a number in"):
         jaxcomp.top_k(fraction=1.01)
     with pytest.raises(ValueError, match="`values` must be a codec without state"):

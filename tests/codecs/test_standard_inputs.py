@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suite import KEY, law, nmse, slow
+from helpers.suite import KEY, law, nmse, slow
 
 import jaxcomp
 from jaxcomp.codecs.quantizer import Quantizer

@@ -104,7 +104,7 @@ def test_it_is_the_dense_gradient_without_rounding_and_near_it_with(sizes, specs
     assert np.linalg.norm(np.asarray(only[1]["embed"] - exact[1]["embed"])) > 0
 
 
-def test_bytes_are_those_of_the_program():
+def test_bytes_of_fully_sharded_are_those_of_the_program():
     """The layers' loop counts once, and its weights are gathered again in the backward pass."""
     mesh = make_mesh(dcn=2, fsdp=4)
     codecs = {"dcn": FOUR, "fsdp": EIGHT}
@@ -387,7 +387,7 @@ def test_nnx_with_layers_made_whole_inside():
 
 
 @pytest.mark.wrong_types
-def test_wrong_use():
+def test_wrong_use_of_fully_sharded():
     mesh = make_mesh(fsdp=8)
     params = put(mesh, ONE)
 

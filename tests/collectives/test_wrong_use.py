@@ -75,7 +75,7 @@ def over(f, x=X):
         (lambda x: c.all_gather(x, "data", EIGHT, key=0, site=0.5), "`site` must be a number or a"),
     ],
 )
-def test_wrong_arguments(call, says):
+def test_wrong_arguments_of_collectives(call, says):
     with pytest.raises(ValueError, match=says):
         over(call)
 

@@ -6,7 +6,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 import jaxcomp
 
@@ -144,7 +144,7 @@ def test_pytorch(run):
 
 
 @pytest.mark.full
-def test_sharded_training(run):
+def test_blocks_of_sharded_training(run):
     """Every output that the page shows is printed, and every way to shard makes the same model."""
     names, out = run("sharded_training.md")
     shown = blocks("sharded_training.md", "text")

@@ -4,7 +4,7 @@ import re
 import shlex
 
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 from jaxcomp_command import arguments
 

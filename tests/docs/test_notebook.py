@@ -5,7 +5,7 @@ import re
 import nbclient
 import nbformat
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 FILE = ROOT / "examples" / "tour.ipynb"
 

@@ -7,7 +7,7 @@ import statistics
 import jax
 import numpy as np
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 import jaxcomp
 import jaxcomp_command

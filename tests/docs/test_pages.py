@@ -7,7 +7,7 @@ import re
 from collections import Counter
 
 import pytest
-from paths import ROOT, TESTS
+from helpers.paths import ROOT, TESTS
 from test_blocks import PAGES
 
 DOCS = ROOT / "docs"
@@ -125,7 +125,7 @@ def test_contributing_names_files_that_exist():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     named = re.findall(r"`((?:[\w.-]+/)+|(?:[\w.-]+/)*[\w-]+\.(?:py|md|toml|json|csv))`", text)
     homes = [ROOT, *(ROOT / name for name in ("jaxcomp", "tests", "benchmarks", "docs"))]
-    homes += [ROOT / "jaxcomp" / "bits", ROOT / "tests" / "docs"]
+    homes += [ROOT / "jaxcomp" / "bits", ROOT / "tests" / "docs", ROOT / "tests" / "helpers"]
     assert len(named) > 50
     gone = [name for name in named if not any((home / name).exists() for home in homes)]
     assert gone == []

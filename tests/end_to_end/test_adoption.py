@@ -5,8 +5,8 @@ import difflib
 import jax
 import numpy as np
 import pytest
-from paths import ROOT
-from suite import few_or_all
+from helpers.paths import ROOT
+from helpers.suite import few_or_all
 
 FOLDER = ROOT / "examples" / "adoption"
 LINES = {

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 import jaxcomp
 
@@ -167,7 +167,7 @@ def test_memory_of_the_host(names):
     assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state)} == {"pinned_host"}
 
 
-def test_checkpoints(names):
+def test_blocks_of_checkpoints(names):
     run("Checkpoints", names)
     for got in (names["restored"], names["state"]):
         assert isinstance(got[0], type(names["restored"][0]))

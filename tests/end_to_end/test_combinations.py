@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from suite import slow
+from helpers.suite import slow
 
 import jaxcomp
 from jaxcomp.testing import problems

@@ -146,7 +146,7 @@ def test_outside_of_a_mapped_axis_says_so():
         jaxcomp.local(PARAMS, "data")
 
 
-def test_wrong_arguments_say_so(mesh):
+def test_wrong_arguments_of_a_composition_say_so(mesh):
     with pytest.raises(ValueError, match=r"`codec` must be a codec such as jaxcomp.qsgd_inf"):
         jaxcomp.compressed_mean("qsgd", "data")
     with pytest.raises(ValueError, match="`codec` must be a codec"):

@@ -16,18 +16,15 @@ import os
 import pathlib
 import re
 
-import clients
 import jax
 import jax.numpy as jnp
-import nodes
 import numpy as np
 import optax
 import pytest
-import rounds
-import sharding
-from nodes import identity  # noqa: F401
-from paths import TESTS
-from suite import label
+from helpers import clients, nodes, rounds, sharding
+from helpers.nodes import identity  # noqa: F401
+from helpers.paths import TESTS
+from helpers.suite import label
 
 import jaxcomp
 from jaxcomp import federated, graphs

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
 TINY = (
@@ -139,7 +139,7 @@ def test_sharded_byte_lm():
     ("name", "times_less"),
     [("fsdp_byte_lm", 4), ("moe_byte_lm", 3), ("pipeline", 3.5), ("tensor_parallel", 3.5)],
 )
-def test_sharded_training(name, times_less):
+def test_examples_of_sharded_training_train(name, times_less):
     """A few steps train, with as many bytes fewer as the codecs promise."""
     said = run(f"{name}.py", "--batch-size", 8, "--context", 32, "--steps", 4)
     losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", said)]

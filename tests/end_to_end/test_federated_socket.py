@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 import jaxcomp
 

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 from flax import serialization
-from paths import TESTS
-from suite import label
+from helpers.paths import TESTS
+from helpers.suite import label
 from test_digests import EVERYWHERE, FOUR, GOSSIP, MORE, SIGN, TOP, contents, machine, recorded
 
 import jaxcomp

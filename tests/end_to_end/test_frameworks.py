@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import optax
 import pytest
+from helpers.paths import ROOT
 from jax.sharding import NamedSharding
-from paths import ROOT
 
 import jaxcomp
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 SMALL = ("--layers", "1", "--width", "32", "--context", "32", "--batch-size", "8")
 

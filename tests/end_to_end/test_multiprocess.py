@@ -13,9 +13,9 @@ import tempfile
 
 import jax
 import numpy as np
-import processes
 import pytest
-from paths import ROOT, TESTS
+from helpers import processes
+from helpers.paths import ROOT, TESTS
 
 EXAMPLE = ROOT / "examples" / "multihost.py"
 WORKERS = 4
@@ -131,7 +131,7 @@ def test_means_of_four_workers_in_one_two_and_four_processes(tmp_path):
         address = f"localhost:{free_port()}"
         commands += [
             (
-                *(TESTS / "processes.py", address, count, number, WORKERS // count),
+                *(TESTS / "helpers" / "processes.py", address, count, number, WORKERS // count),
                 tmp_path / f"{count}-{number}",
             )
             for number in range(count)

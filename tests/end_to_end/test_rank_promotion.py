@@ -4,10 +4,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import methods
 import optax
 import pytest
-import suite
+from helpers import methods, suite
 from jax.sharding import PartitionSpec as P
 
 import jaxcomp

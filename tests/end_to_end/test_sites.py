@@ -3,7 +3,7 @@
 import importlib
 
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 pytest.importorskip("flwr")
 pytest.importorskip("flax")

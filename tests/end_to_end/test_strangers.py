@@ -4,14 +4,14 @@ import ast
 import importlib.util
 import warnings
 
-import clients
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import serialization
-from paths import ROOT
+from helpers import clients
+from helpers.paths import ROOT
 
 import jaxcomp
 from jaxcomp import federated, graphs, testing

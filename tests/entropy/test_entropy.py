@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suite import few_or_all, slow
+from helpers.suite import few_or_all, slow
 
 from jaxcomp.entropy import elias, huffman, rans, rice, stream
 from jaxcomp.entropy.coder import Coder
@@ -154,7 +154,7 @@ def test_garbage_is_decoded_to_garbage(coder):
 @pytest.mark.parametrize(
     "coder", few_or_all([Rans(lanes=2)], [Elias(sparse=True), Huffman(), Rice()]), ids=repr
 )
-def test_jit_and_vmap_agree_with_eager(coder):
+def test_coders_agree_under_jit_vmap_and_eager(coder):
     symbols, count = rows(7)
     table = table_of(coder, weights(symbols))
     want = encode(coder, symbols, count, table, 20)
@@ -197,7 +197,7 @@ def test_elias_reads_what_it_writes(code):
     np.testing.assert_array_equal(end - 5, elias.length(numbers, code)[:, 0])
 
 
-def test_golden_streams():
+def test_golden_streams_of_elias():
     """QSGD's bits: 0 → ω(1); +1 → ω(2), 0; −2 → ω(3), 1; and a gap of 2, a sign, ω(1)."""
     symbols, count = jnp.array([[0, 1, 4]], jnp.uint32), jnp.array([3])
     dense = encode(Elias(), symbols, count, (), 1)
@@ -292,7 +292,7 @@ def test_rans_divides_exactly():
     near = rng.integers(0, 2**20, by.size).astype(np.uint64) * by + by - 1
     for x in (most - 1, np.minimum(near, most - 1), np.maximum(near, by) - by, by, by - 1):
         given = jnp.asarray(x.astype(np.uint32)), jnp.asarray(by.astype(np.uint32))
-        quotient, rest = jax.jit(rans._divided)(*given)
+        quotient, rest = jax.jit(rans._divide)(*given)
         np.testing.assert_array_equal(quotient, x // by)
         np.testing.assert_array_equal(rest, x % by)
 
@@ -347,7 +347,7 @@ def test_huffman_is_the_best_code_of_whole_bits(name):
     assert cost - 1e-6 <= p @ short <= 4 + 1e-6
 
 
-def test_settings_are_checked():
+def test_settings_of_coders_are_checked():
     for make, name in (
         (lambda: Elias("beta"), "code"),
         (lambda: Rice(k=31), "k"),

@@ -163,7 +163,7 @@ def test_the_methods_learn(problem):
     assert latest["stc"] < 1.1 * latest["fedavg"]
 
 
-def test_wrong_use_names_the_argument():
+def test_wrong_use_of_federated_methods_names_the_argument():
     with pytest.raises(ValueError, match="`codec` must be unbiased"):
         federated.fedpaq(jaxcomp.top_k(0.1), loss, learning_rate=RATE)
     with pytest.raises(ValueError, match="`down` must be unbiased"):

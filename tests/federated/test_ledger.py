@@ -2,10 +2,10 @@
 
 import dataclasses
 
-import clients as world
 import jax
 import numpy as np
 import pytest
+from helpers import clients as world
 
 import jaxcomp
 from jaxcomp import federated

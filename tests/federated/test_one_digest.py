@@ -5,10 +5,10 @@ import json
 import pathlib
 import shutil
 
-import clients as world
 import jax
 import pytest
-from paths import ROOT
+from helpers import clients as world
+from helpers.paths import ROOT
 
 pytest.importorskip("flwr")
 

@@ -187,7 +187,7 @@ def test_predictions_lower_the_error_where_updates_are_steady():
     assert error((Unchanged(), MeanStep())) < 0.8 * error((Unchanged(),))
 
 
-def test_wrong_use_names_the_argument():
+def test_wrong_use_of_predictors_names_the_argument():
     with pytest.raises(ValueError, match="`bank` must be a tuple of predictors"):
         Predictors(())
     with pytest.raises(ValueError, match="`bank` must be an instance of a predictor"):

@@ -1,7 +1,7 @@
 """Clients over several processes, or over workers of a map: the bits of one process."""
 
-import clients as world
 import pytest
+from helpers import clients as world
 
 
 @pytest.mark.full

@@ -2,12 +2,12 @@
 
 import dataclasses
 
-import clients as world
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import clients as world
 
 import jaxcomp
 from jaxcomp import aggregates, federated

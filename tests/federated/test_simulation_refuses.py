@@ -1,10 +1,10 @@
 """Wrong use of a simulation and of its parts is an error that says what would work."""
 
-import clients as world
 import jax
 import numpy as np
 import optax
 import pytest
+from helpers import clients as world
 
 import jaxcomp
 from jaxcomp import aggregates, federated

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from spoiling import AXIS, assert_equal, assert_finite, runner
-from suite import slow
+from helpers.spoiling import AXIS, assert_equal, assert_finite, runner
+from helpers.suite import slow
 
 import jaxcomp
 

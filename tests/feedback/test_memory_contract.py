@@ -1,12 +1,12 @@
 """Every mode of a step: after one bad step, the run is in the state without that step."""
 
 import jax.numpy as jnp
-import methods
 import numpy as np
 import optax
 import pytest
-from spoiling import AXIS, assert_equal, assert_finite, runner
-from suite import EVERY, label, slow
+from helpers import methods
+from helpers.spoiling import AXIS, assert_equal, assert_finite, runner
+from helpers.suite import EVERY, label, slow
 
 import jaxcomp
 

@@ -120,7 +120,7 @@ def test_sending_everything_with_masking_is_sgd_without_momentum():
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_nothing_is_lost(nesterov):
+def test_momentum_correction_loses_nothing(nesterov):
     """The sent part plus the remaining velocity equals the sum of the velocity over all steps."""
     feedback = jaxcomp.MomentumCorrection(DECAY, nesterov=nesterov)
     like = {"w": jnp.zeros((5, 60))}
@@ -195,7 +195,7 @@ def test_a_wide_memory_adds_up_what_a_narrow_gradient_cannot():
     assert ends == {"bfloat16": 1.0, None: 1 + 8 * 2.0**-10}
 
 
-def test_a_narrow_memory_does_not_overflow():
+def test_a_narrow_velocity_does_not_overflow():
     feedback = jaxcomp.MomentumCorrection(dtype="float16")
     like = {"w": jnp.zeros((1, 3))}
     message, state = feedback.compensate({"w": jnp.full((1, 3), 3e5)}, feedback.init(like, like))
@@ -256,7 +256,7 @@ def test_resizing_keeps_the_mean_of_both_memories(trained):
             np.testing.assert_allclose(np.mean(y, 0), np.mean(x, 0), rtol=1e-5, atol=1e-7)
 
 
-def test_the_contract_holds():
+def test_momentum_correction_meets_the_contract():
     for settings in ({}, {"nesterov": True}, {"masking": False}, {"dtype": "float32"}):
         testing.check_feedback(jaxcomp.MomentumCorrection(**settings))
 
@@ -271,7 +271,7 @@ def test_the_contract_holds():
         testing.check_feedback(Forgetful())
 
 
-def test_wrong_arguments_say_so():
+def test_wrong_arguments_of_momentum_correction_say_so():
     with pytest.raises(ValueError, match=r"`momentum` must be a number from 0.0 to 1.0, got 1.5"):
         jaxcomp.MomentumCorrection(1.5)
     with pytest.raises(ValueError, match="`nesterov` must be one of False, True, got 'yes'"):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 import jaxcomp
 

@@ -6,7 +6,7 @@ import random
 import shutil
 
 import pytest
-from disks import Disk
+from helpers.disks import Disk
 
 from jaxcomp_files import durable, versions
 from jaxcomp_files.versions import Versions

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from gated import ALL, GRADS, IDENTITY, LIKE, WORKERS, gather, own
+from helpers.gated import ALL, GRADS, IDENTITY, LIKE, WORKERS, gather, own
 
 import jaxcomp
 from jaxcomp import testing

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suite import COMMON, few_or_all, label
+from helpers.suite import COMMON, few_or_all, label
 
 import jaxcomp
 from jaxcomp import codecs
@@ -192,9 +192,9 @@ def test_moved_keeps_every_element():
     x = np.zeros((2, one.size), np.int32)
     real = np.asarray(one.real(jnp.broadcast_to(jnp.asarray(one.sizes), (2, 3))))
     x[real] = np.arange(1, 93)
-    there = segments_.moved(jnp.asarray(x), one, other)
+    there = segments_.change_width(jnp.asarray(x), one, other)
     assert sorted(np.asarray(there)[there > 0]) == list(range(1, 93))
-    np.testing.assert_array_equal(segments_.moved(there, other, one), x)
+    np.testing.assert_array_equal(segments_.change_width(there, other, one), x)
 
 
 @pytest.mark.core("Q(Uniform(steps=8*")

@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from helpers.sharding import TWO, make_mesh
+from helpers.suite import label
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from sharding import TWO, make_mesh
-from suite import label
 
 import jaxcomp
 

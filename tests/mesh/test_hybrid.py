@@ -34,7 +34,7 @@ def shuffled(devices):
 
 def test_the_slow_axis_crosses_slices_and_no_other_axis_does():
     devices = shuffled([Device(n, n // 2, n // 8) for n in range(16)])
-    placed = hybrid._placed(devices, {"dcn": 2}, {"fsdp": 4, "tp": 2})
+    placed = hybrid._place(devices, {"dcn": 2}, {"fsdp": 4, "tp": 2})
     assert placed.shape == (2, 4, 2)
     slices = np.vectorize(lambda device: device.slice_index)(placed)
     np.testing.assert_array_equal(slices, np.arange(2)[:, None, None] * np.ones((2, 4, 2)))
@@ -42,18 +42,18 @@ def test_the_slow_axis_crosses_slices_and_no_other_axis_does():
 
 def test_two_slow_axes():
     devices = shuffled([Device(n, n // 2, n // 8) for n in range(32)])
-    placed = hybrid._placed(devices, {"dcn": 2, "sites": 2}, {"fsdp": 8})
+    placed = hybrid._place(devices, {"dcn": 2, "sites": 2}, {"fsdp": 8})
     slices = np.vectorize(lambda device: device.slice_index)(placed)
     assert {len(set(row)) for row in slices.reshape(4, 8)} == {1}
 
 
 def test_without_slices_it_crosses_processes():
     devices = shuffled([Device(n, n // 4, 0, "gpu") for n in range(8)])
-    placed = hybrid._placed(devices, {"hosts": 2}, {"fsdp": 4})
+    placed = hybrid._place(devices, {"hosts": 2}, {"fsdp": 4})
     processes = np.vectorize(lambda device: device.process_index)(placed)
     np.testing.assert_array_equal(processes, [[0] * 4, [1] * 4])
     with pytest.raises(ValueError, match="`slow` must have 2 places, as many as there are proce"):
-        hybrid._placed(devices, {"hosts": 4}, {"fsdp": 2})
+        hybrid._place(devices, {"hosts": 4}, {"fsdp": 2})
 
 
 def test_one_process_has_neighbours():

@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from helpers.sharding import EF_SIGN
+from helpers.suite import compilations, slow
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from sharding import EF_SIGN
-from suite import compilations, slow
 
 import jaxcomp
 
@@ -258,7 +258,7 @@ def test_within_programs():
     np.testing.assert_allclose(losses[0], want[2], rtol=1e-6)
 
 
-def test_in_a_shard_map_of_ones_own():
+def test_an_explicit_mesh_in_a_shard_map_of_ones_own():
     mesh = jax.make_mesh((8,), ("data",))
     tx = jaxcomp.compressed_mean(jaxcomp.Gather(EF_SIGN), "data")
     state = jaxcomp.place(tx.init(PARAMS), mesh, "data")

@@ -4,11 +4,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import methods
 import numpy as np
 import optax
 import pytest
 from flax import nnx, struct
+from helpers import methods
 
 import jaxcomp
 from jaxcomp.backend import axes

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from modules import Repeated
+from helpers.modules import Repeated
 
 import jaxcomp
 

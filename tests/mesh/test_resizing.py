@@ -5,14 +5,13 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import methods
 import numpy as np
 import optax
 import pytest
-import resizing
-from methods import GOSSIP, LOCAL, METHODS, build, everywhere
-from resizing import AXIS, PARAMS, check_moved, filled, shapes
-from suite import CODECS, COMMON, few_or_all, label
+from helpers import methods, resizing
+from helpers.methods import GOSSIP, LOCAL, METHODS, build, everywhere
+from helpers.resizing import AXIS, PARAMS, check_moved, filled, shapes
+from helpers.suite import CODECS, COMMON, few_or_all, label
 
 import jaxcomp
 from jaxcomp.backend import axes

@@ -6,10 +6,10 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-import resizing
+from helpers import resizing
+from helpers.resizing import AXIS, PARAMS
+from helpers.suite import slow
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
-from resizing import AXIS, PARAMS
-from suite import slow
 from test_resizing import COMPOSITIONS, EVERY
 
 import jaxcomp

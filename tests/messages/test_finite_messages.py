@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from posted import MATRIX, assert_same, draws, message
-from suite import EVERY, few_or_all, label
+from helpers.posted import MATRIX, assert_same, draws, message
+from helpers.suite import EVERY, few_or_all, label
 
 import jaxcomp
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from posted import CODEC, FIXED, MATRIX, draws, message, sealed
-from suite import slow
+from helpers.posted import CODEC, FIXED, MATRIX, draws, message, sealed
+from helpers.suite import slow
 
 import jaxcomp
 from jaxcomp.messages import arrays, fingerprint, frame, payloads, zstd
@@ -260,7 +260,7 @@ def test_no_message_does_more_than_raise(attempts):
     x = draws(MATRIX.shape)
     wants, messages = zip(*(message(codec, x) for codec in codecs), strict=True)
     structures = [jax.tree.structure(want) for want in wants]
-    expected = [payloads._expected(codec, MATRIX) for codec in codecs]
+    expected = [payloads._expect(codec, MATRIX) for codec in codecs]
     draw, outcomes = np.random.default_rng(11), collections.Counter()
     for attempt in range(attempts):
         which = attempt % len(codecs)

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from paths import TESTS
-from posted import FIXED, MATRIX, assert_same, draws, message, sealed
-from suite import EVERY, few_or_all, label
+from helpers.paths import TESTS
+from helpers.posted import FIXED, MATRIX, assert_same, draws, message, sealed
+from helpers.suite import EVERY, few_or_all, label
 
 import jaxcomp
 from jaxcomp.messages import arrays, fingerprint, frame, streams
@@ -83,7 +83,7 @@ def test_a_tree_of_nothing():
     assert_same(jaxcomp.from_bytes(jaxcomp.sign(), data, {}), payload)
 
 
-def test_double_precision(x64):
+def test_messages_of_double_precision(x64):
     codec, x = jaxcomp.Policy(jaxcomp.cast("float16")), draws(9, dtype=jnp.float64)
     payload, data = message(codec, x)
     assert payload.dense[0].dtype == jnp.float64
@@ -266,7 +266,7 @@ def test_a_former_message_of_leaves_of_several_sizes_is_refused_by_its_version()
         jaxcomp.from_bytes(codec, old, tree)
 
 
-def test_golden_streams():
+def test_golden_long_streams():
     """Long streams, of which a digest is kept."""
     draw = np.random.default_rng(5)
     symbols = np.clip(draw.normal(20, 3, 40_000), 0, 255).astype(np.uint8)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.paths import ROOT
 from jax.sharding import NamedSharding, PartitionSpec as P
-from paths import ROOT
 
 import jaxcomp
 

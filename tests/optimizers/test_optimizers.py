@@ -178,11 +178,13 @@ def test_intervals_double():
             number += 1
             renewals.append(t)
         steps = jnp.arange(1, 401)
-        go, times = jax.jit(jax.vmap(functools.partial(moments.doubling, block=block)))(steps)
+        go, times = jax.jit(jax.vmap(functools.partial(moments.doubling_interval, block=block)))(
+            steps
+        )
         want = np.isin(steps, renewals)
         np.testing.assert_array_equal(go, want)
         np.testing.assert_array_equal(times, np.cumsum(want))
-    assert moments.doubling(jnp.int32(2**31 - 1), 2**30)[1] == 2**30 + (2**30 - 1) // 2
+    assert moments.doubling_interval(jnp.int32(2**31 - 1), 2**30)[1] == 2**30 + (2**30 - 1) // 2
     assert bool(zero_one._meets(jnp.int32(2**31 - 16), 1, 16))
     meets = zero_one._meets(jnp.arange(1, 13), 4, 3)
     assert [t for t, met in enumerate(meets, 1) if met] == [1, 2, 3, 4, 6, 8, 9, 12]
@@ -292,7 +294,7 @@ def test_forgetting_clears_the_memory_and_keeps_key_and_count():
     @jax.jit
     def forgotten(now):
         with axes.planned(1):
-            return means.forgotten(tx, now, used, like)
+            return means.forget(tx, now, used, like)
 
     cleared = jax.tree.map(
         lambda new, old: new if jnp.issubdtype(old.dtype, jnp.floating) else old, fresh, used

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 import jaxcomp
 from jaxcomp.planning import budget, spend
@@ -146,7 +146,7 @@ def test_the_policy_is_data_and_trains(mesh):
         ({"min_size": -1}, "`min_size` must be at least 0"),
     ],
 )
-def test_wrong_arguments_are_named(settings, said):
+def test_wrong_arguments_of_spend_are_named(settings, said):
     given = {"bytes_per_step": 9_000, "codecs": LADDER} | settings
     with pytest.raises(ValueError, match=said):
         spend(given.pop("bytes_per_step"), gradients(), **given)

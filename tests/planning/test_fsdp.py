@@ -21,7 +21,7 @@ def bytes_of(planned):
     return {one.way.name: one.way.price.bytes for one in planned.forecasts}
 
 
-def test_bytes_are_those_of_the_program(mesh):
+def test_planned_bytes_are_those_of_the_program(mesh):
     specs = dict.fromkeys(LIKE, P("data"))
     f = jaxcomp.fully_sharded(
         lambda params, x: x.sum(), mesh, "data", specs, weights=EIGHT, gradients=FOUR
@@ -56,7 +56,7 @@ def test_the_verdict_depends_on_the_link():
 
 
 @pytest.mark.wrong_types
-def test_wrong_arguments():
+def test_wrong_arguments_of_plans_for_fsdp():
     for arguments, says in (
         ({"workers": 1}, "`workers` must be at least 2 devices"),
         ({"workers": (2, 2)}, "beside `fast`"),

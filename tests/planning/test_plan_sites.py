@@ -36,7 +36,7 @@ def test_a_round_is_steps_bytes_and_waits():
         ({"network": 3}, "`network`"),
     ],
 )
-def test_wrong_arguments(given, says):
+def test_wrong_arguments_of_plans_between_sites(given, says):
     given = {"params": 10_000_000, "network": LINK, "up": jaxcomp.sign(), **given}
     with pytest.raises(ValueError, match=says):
         plan_sites(given.pop("params"), given.pop("network"), **given)

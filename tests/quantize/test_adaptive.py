@@ -100,7 +100,7 @@ def test_half_normal_is_a_law(size):
 @pytest.mark.core("cubed-8192")
 @pytest.mark.parametrize("size", [512, 8192])
 @pytest.mark.parametrize("law", LAWS)
-def test_adaptive_levels_beat_fixed_ones(law, size):
+def test_levels_found_on_a_half_beat_fixed_ones_on_the_other(law, size):
     """ALQ < AMQ < NUQSGD < QSGD; the levels are found on one half, and judged by the other."""
     r = magnitudes(law, size, n=2 * adaptive.SAMPLES // size)
     seen, unseen = histogram_of(r[::2]), r[1::2]
@@ -318,7 +318,7 @@ def update(r, weight):
 
 
 @pytest.mark.full
-def test_jit_and_vmap_agree_with_eager():
+def test_adaptive_levels_agree_under_jit_vmap_and_eager():
     """The examples in the docstrings run eagerly too, and have the golden values."""
     r = jnp.asarray(magnitudes("cubed", 512)[:16], jnp.float32).reshape(2, 8, 512)
     weight = jnp.arange(16.0).reshape(2, 8)
@@ -377,6 +377,6 @@ def test_workers_add_their_histograms(mesh):
     ],
 )
 @pytest.mark.wrong_types
-def test_wrong_arguments_are_named(name, call):
+def test_wrong_arguments_of_adaptive_levels_are_named(name, call):
     with pytest.raises(ValueError, match=name):
         call()

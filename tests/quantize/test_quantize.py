@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.suite import compiled, slow
 from jax.sharding import PartitionSpec as P
-from suite import compiled, slow
 
 import jaxcomp
 from jaxcomp import testing
@@ -102,7 +102,7 @@ def test_golden_top_k_feedback_telescopes():
 
 @pytest.mark.parametrize("steps", [1, 3, 7, 127])
 @pytest.mark.parametrize("law", ["gaussian", "heavy"])
-def test_unbiased_without_noise(steps, law):
+def test_rounding_is_unbiased_without_noise(steps, law):
     """The same dither for all elements, swept over its range, averages the error away."""
     x = np.random.default_rng(1).standard_normal((1, 512)).astype(np.float32)
     x = jnp.asarray(x**3 if law == "heavy" else x)
@@ -193,7 +193,7 @@ def test_l2_scale_meets_its_worst_case(steps, d):
     ],
     ids=lambda v: v if isinstance(v, float) else None,
 )
-def test_error_on_standard_inputs(codec, gaussian, laplace, heavy):
+def test_error_of_scales_and_levels_on_standard_inputs(codec, gaussian, laplace, heavy):
     """Reference errors on Gaussian, Laplace and cubed Gaussian input, to the digits known."""
     rng = np.random.default_rng(4)
     n = 2**11 * max(codec.bucket_size, 512)  # As many buckets for large ones.
@@ -317,7 +317,7 @@ def test_every_product_of_a_code_and_a_step_is_exact(dtype, magnitude):
 
 
 @pytest.mark.wrong_types
-def test_settings_are_checked():
+def test_settings_of_quantizers_are_checked():
     for make, said in [
         (lambda: jaxcomp.qsgd(bits=1), "`bits` must be from 2 to 8, got 1"),
         (lambda: jaxcomp.qsgd(bits=4.0), "`bits` must be an integer, got 4.0"),

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from helpers.suite import KEY, compiled, law, nmse, roundtrip
 from jax.sharding import PartitionSpec as P
-from suite import KEY, compiled, law, nmse, roundtrip
 
 import jaxcomp
 from jaxcomp.codecs import natural
@@ -220,7 +220,7 @@ GRIDS += [levels.MidRise(1), levels.MidRise(4), levels.Uniform(7)]
 
 @pytest.mark.core("Float(positive=3, mantissa=0, ties='away')")
 @pytest.mark.parametrize("grid", GRIDS, ids=repr)
-def test_unbiased_without_noise(grid):
+def test_grids_are_unbiased_without_noise(grid):
     """The same dither for all elements, swept over its range, averages the error away."""
     x = law("heavy", 512)
     top = np.abs(x).max()
@@ -336,7 +336,7 @@ def test_papers_orderings():
 
 
 @pytest.mark.wrong_types
-def test_settings_that_do_not_go_together():
+def test_settings_of_quantizers_that_do_not_go_together():
     four = {"levels": levels.Uniform(7), "scale": scales.MaxAbs(), "rounding": rounding.Nearest()}
     for make, said in [
         (lambda: jaxcomp.mx("mxfp5"), "`format` must be one of 'mxfp4'"),

@@ -6,7 +6,7 @@ import inspect
 import pkgutil
 
 import pytest
-from suite import CODECS, VARIANTS, label
+from helpers.suite import CODECS, VARIANTS, label
 
 import jaxcomp
 from jaxcomp import aggregates, codecs, federated, gates, graphs, optimizers

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import methods
 import numpy as np
 import optax
 import pytest
-from suite import few_or_all
+from helpers import methods
+from helpers.suite import few_or_all
 
 import jaxcomp
 from jaxcomp.mesh import per_worker

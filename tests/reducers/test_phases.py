@@ -185,7 +185,7 @@ def test_state_is_handed_from_phase_to_phase(mesh):
 
 
 @pytest.mark.full
-def test_the_contract_holds():
+def test_schedules_of_reducers_meet_the_contract():
     testing.check_reducer(PHASES)
 
 

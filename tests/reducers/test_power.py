@@ -12,8 +12,8 @@ import numpy as np
 import optax
 import pytest
 from flax import serialization
+from helpers.suite import slow
 from jax.sharding import PartitionSpec as P
-from suite import slow
 
 import jaxcomp
 from jaxcomp import testing
@@ -137,7 +137,7 @@ def test_a_step_without_information_does_no_harm():
 
 @pytest.mark.core("plain")
 @pytest.mark.parametrize("reducer", [PLAIN, slow(TURNS), NARROW, CODED], ids=name)
-def test_contract(reducer):
+def test_power_iteration_meets_the_contract(reducer):
     """`pmean(sent) == part`, weights, shares and replicas."""
     bound = 2e-2 if reducer is NARROW else 1e-5  # Sums of bfloat16 are rounded to bfloat16.
     testing.check_reducer(reducer, tolerance=bound, downlink_tolerance=bound)
@@ -161,7 +161,7 @@ def test_narrow_leaves(dtype):
 
 @pytest.mark.core("plain")
 @pytest.mark.parametrize("reducer", [PLAIN, NARROW, CODED_TURNS], ids=name)
-def test_nothing_is_lost(reducer):
+def test_power_iteration_loses_nothing(reducer):
     """Of every worker, what was sent and what is left adds up to its gradients, over the steps."""
     tx = jaxcomp.compressed_mean(reducer, "data", stats=True)
     like = {"w": jnp.zeros((40, 64)), "v": jnp.zeros((3, 3, 8, 40)), "b": jnp.zeros(9)}
@@ -337,7 +337,7 @@ def test_training_comes_close_to_dense():
 
 
 @pytest.mark.wrong_types
-def test_wrong_arguments_say_so():
+def test_wrong_arguments_of_power_iteration_say_so():
     for settings_, message in [
         ({"rank": 0}, "`rank` must be at least 1, got 0"),
         ({"rank": 2.0}, "`rank` must be an integer, got 2.0"),

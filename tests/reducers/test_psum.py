@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.suite import label
 from jax.sharding import PartitionSpec as P
-from suite import label
 
 import jaxcomp
 from jaxcomp.codecs.quantizer import Quantizer
@@ -177,7 +177,7 @@ def test_typed_as_the_same_on_all_workers(mesh):
     ],
     ids=lambda value: value if isinstance(value, int) else label(value),
 )
-def test_the_program_moves_what_wire_bytes_says(codec, workers):
+def test_the_program_of_psum_moves_what_wire_bytes_says(codec, workers):
     reducer = jaxcomp.Psum(codec)
     devices = jax.devices()[:workers]
     auto = (jax.sharding.AxisType.Auto,)
@@ -292,7 +292,7 @@ def test_what_cannot_be_added_says_what_would_work(codec, why):
 
 
 @pytest.mark.wrong_types
-def test_settings_that_do_not_go_together():
+def test_settings_of_psum_that_do_not_go_together():
     with pytest.raises(ValueError, match="`sum_bits` requires shared=True"):
         dataclasses.replace(FOUR_BITS, sum_bits=8)
     with pytest.raises(ValueError, match="`sum_bits` must be from 2 to 16, got 17"):

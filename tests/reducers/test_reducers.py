@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import sharding
-from suite import few_or_all
+from helpers import sharding
+from helpers.suite import few_or_all
 
 import jaxcomp
 from jaxcomp import testing

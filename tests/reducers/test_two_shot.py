@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from suite import FEW, few_or_all, label, slow
+from helpers.suite import FEW, few_or_all, label, slow
 
 import jaxcomp
 from jaxcomp import testing

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.lowering import lowered, mesh_of
 from jax.sharding import PartitionSpec as P
-from lowering import lowered, mesh_of
 
 from jaxcomp.backend import xla
 from jaxcomp.numerics import noise

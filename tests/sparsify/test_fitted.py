@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from paths import TESTS
+from helpers.paths import TESTS
 from scipy import special
 
 from jaxcomp.sparsify import (
@@ -76,7 +76,7 @@ def test_stages_that_find_their_share_stay_as_they_are():
     begin, ratio = rule.init(1, 1), jnp.ones((1, 1))
     states = jax.jit(
         lambda state: jax.lax.scan(
-            lambda state, _: (rule._adapted(state, ratio),) * 2, state, None, length=16
+            lambda state, _: (rule._adapt(state, ratio),) * 2, state, None, length=16
         )
     )(begin)[1]
     np.testing.assert_array_equal(states.number, np.full((16, 1, 1), begin.number))
@@ -151,7 +151,7 @@ def test_the_number_of_stages_is_found(name, most, share):
             level = rule.threshold(x, state.number, state.aim)
             found = selection.count(jnp.abs(x) >= level)
             ratio = found / (share * n)
-            return rule._adapted(state, ratio), ratio
+            return rule._adapt(state, ratio), ratio
 
         return jax.lax.scan(step, rule.init(len(kinds) + len(real), 1), keys)[1][30:].mean(0)[:, 0]
 

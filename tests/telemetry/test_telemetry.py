@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from paths import ROOT
+from helpers.paths import ROOT
 
 import jaxcomp
 import jaxcomp_command

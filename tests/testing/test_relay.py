@@ -359,7 +359,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_arguments_are_named(name):
+def test_wrong_arguments_of_a_relay_are_named(name):
     with pytest.raises(ValueError, match=rf"^`{name}` must be ".replace("[1]", r"\[1\]")):
         Relay(**{"to": ("127.0.0.1", 80), **WRONG[name]})
 

@@ -207,6 +207,6 @@ def test_without_overhead_the_cheapest_training_sends_nothing():
         ),
     ],
 )
-def test_wrong_use_says_what_would_do(call, said):
+def test_wrong_use_of_ceo_bounds_says_what_would_do(call, said):
     with pytest.raises(ValueError, match=said):
         call()

@@ -157,6 +157,6 @@ def test_both_planners_count_qsgd_alike():
         (lambda: qsgd_bits(10, 0.5), "`levels` must be a number at least 1"),
     ],
 )
-def test_wrong_use_says_what_would_do(call, said):
+def test_wrong_use_of_fedpaq_plans_says_what_would_do(call, said):
     with pytest.raises(ValueError, match=said):
         call()

@@ -154,7 +154,7 @@ def test_no_exchange_of_a_step_between_many_classes_helps():
             assert setting.energy(steps, plan.batch) >= plan.energy
 
 
-def test_wrong_use_says_what_would_do():
+def test_wrong_use_of_genqsgd_plans_says_what_would_do():
     with pytest.raises(ValueError, match=r"`learning_rate` must be at most 1/smoothness = 11.9"):
         dataclasses.replace(LOSS, learning_rate=12.0)
     with pytest.raises(ValueError, match="`number` must be at least 1, got 0"):

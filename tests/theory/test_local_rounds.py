@@ -112,7 +112,7 @@ def test_as_json(planned):
         ({"delayed": 1.1}, "`delayed` must be"),
     ],
 )
-def test_wrong_use(planned, settings, said):
+def test_wrong_use_of_plans_of_rounds(planned, settings, said):
     with pytest.raises(ValueError, match=said):
         rounds(planned, **settings)
 

@@ -91,6 +91,6 @@ def test_zeros_constants_and_dtypes():
         (np.ones(5), 0.1, "`shares` must be a tuple or a list"),
     ],
 )
-def test_wrong_use_says_what_would_do(x, shares, said):
+def test_wrong_use_of_fit_laws_says_what_would_do(x, shares, said):
     with pytest.raises(ValueError, match=said):
         jaxcomp.planning.fit_laws(x, shares)

@@ -2,11 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-import methods
 import numpy as np
 import optax
 import pytest
-from methods import everywhere
+from helpers import methods
+from helpers.methods import everywhere
 
 import jaxcomp
 from jaxcomp import collectives

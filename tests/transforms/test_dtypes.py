@@ -6,11 +6,11 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import methods
 import numpy as np
 import optax
 import pytest
 from flax import nnx
+from helpers import methods
 
 import jaxcomp
 from jaxcomp.layout import masked, trees
@@ -159,7 +159,7 @@ def test_accumulate_sums_in_float32():
 
 
 @pytest.mark.full
-def test_narrow_parameters_move_as_float32_does_and_resume_bit_for_bit():
+def test_a_mean_moves_narrow_parameters_as_float32_and_resumes_bit_for_bit():
     """With wide gradients of narrow parameters, whose residual is float32 throughout."""
     rng = np.random.default_rng(0)
     grads = jnp.asarray(rng.standard_normal((12, WORKERS, 3, 50)), F)

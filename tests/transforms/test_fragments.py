@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from rounds import (
+from helpers.rounds import (
     AXIS,
     EVERYTHING,
     FOUR,

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import sharding
 from flax import nnx
+from helpers import sharding
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import jaxcomp

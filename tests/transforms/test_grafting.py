@@ -11,8 +11,8 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax import serialization
+from helpers.paths import ROOT
 from jax.sharding import AxisType, NamedSharding
-from paths import ROOT
 
 import jaxcomp
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.rounds import AXIS, CURVATURES, TARGETS, WORKERS, local_step
 from jax import lax
-from rounds import AXIS, CURVATURES, TARGETS, WORKERS, local_step
 
 import jaxcomp
 

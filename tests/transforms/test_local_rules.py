@@ -7,8 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.rounds import (
+    AXIS,
+    CURVATURES,
+    FOUR,
+    PARAMS,
+    TARGETS,
+    WORKERS,
+    local_step,
+    quadratic,
+    trained,
+)
 from jax import lax
-from rounds import AXIS, CURVATURES, FOUR, PARAMS, TARGETS, WORKERS, local_step, quadratic, trained
 
 import jaxcomp
 from jaxcomp.transforms import remainder

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from rounds import (
+from helpers.rounds import (
     AXIS,
     CURVATURES,
     EVERYTHING,
@@ -322,7 +322,7 @@ def test_wrong_settings_say_what_would_do(settings, said):
         jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, **settings)
 
 
-def test_wrong_use_says_what_would_do():
+def test_wrong_use_of_local_updates_says_what_would_do():
     tx = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, every=2, local_steps=[1, 2])
     with pytest.raises(ValueError, match="`inner` must be an optax transformation"):
         jaxcomp.local_updates("sgd", None, AXIS, every=2)  # pyright: ignore

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from suite import FEW, few_or_all, label
+from helpers.suite import FEW, few_or_all, label
 
 import jaxcomp
 from jaxcomp.transforms.differences import compressed_differences
@@ -100,7 +100,7 @@ def test_odd_trees(codec, mesh):
     np.testing.assert_allclose(mean["one"], 1.0, rtol=1e-2)
 
 
-def test_a_narrow_memory_does_not_overflow(mesh):
+def test_a_narrow_residual_does_not_overflow(mesh):
     """Finite gradients beyond float16's range must not leave Inf in a float16 residual."""
     link = jaxcomp.Link(jaxcomp.top_k(fraction=0.01), jaxcomp.Residual(dtype="float16"))
     tx = jaxcomp.compressed_mean(link, "data")

@@ -205,7 +205,7 @@ def test_shards_of_a_model_exchange_their_own_parts():
         (streaming(), 5, r'jax.config.update\("jax_num_cpu_devices", 10\)'),
     ],
 )
-def test_wrong_use(tx, devices, said):
+def test_wrong_use_of_overlapped(tx, devices, said):
     with pytest.raises(ValueError, match=said):
         jaxcomp.Overlapped(tx, loss_of, half(jax.devices()[:devices]), AXIS)
 

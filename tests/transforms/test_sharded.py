@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from paths import ROOT
-from sharding import (
+from helpers.paths import ROOT
+from helpers.sharding import (
     EF_SIGN,
     MIXED,
     MIXED_LOCAL,
@@ -31,6 +30,7 @@ from sharding import (
     stepper,
     zeros,
 )
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import jaxcomp
 from jaxcomp.backend import axes
@@ -193,7 +193,7 @@ def test_specs_of_the_state_name_all_manual_axes(check_vma, two):
             mapped(out=jaxcomp.state_specs(like, "dcn"))(laid)
 
 
-def test_in_a_shard_map_of_ones_own(two):
+def test_a_sharded_model_in_a_shard_map_of_ones_own(two):
     """`state_specs` names the workers' axis alone; the rest lies as it is placed."""
     tx = jaxcomp.compressed_mean(jaxcomp.Gather(EF_SIGN), "dcn", param_specs=SPECS)
     params = zeros(SHAPES, two, SPECS)

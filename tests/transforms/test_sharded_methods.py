@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.sharding import QUICK, TWO, crossings, local_likes, put
+from helpers.suite import few_or_all
 from jax.sharding import PartitionSpec as P
-from sharding import QUICK, TWO, crossings, local_likes, put
-from suite import few_or_all
 
 import jaxcomp
 
@@ -75,7 +75,7 @@ ALL = METHODS | {
 @pytest.mark.full
 @pytest.mark.parametrize("name", few_or_all(METHODS, ALL))
 @pytest.mark.filterwarnings("error::UserWarning")  # Such as that leaves will be gathered.
-def test_each_shard_crosses_alone(name, two):
+def test_each_shard_of_a_method_crosses_alone(name, two):
     tx = ALL[name](param_specs=SPECS)
     rng = np.random.default_rng(0)
     drawn = {k: rng.standard_normal(s).astype(np.float32) / 16 for k, s in SHAPES.items()}

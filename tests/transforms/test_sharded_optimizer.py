@@ -278,7 +278,7 @@ def test_optimizers_of_whole_leaves_are_refused_by_name(optimizer, culprit):
 
 
 @pytest.mark.wrong_types
-def test_wrong_arguments(mesh):
+def test_wrong_arguments_of_sharded_optimizers(mesh):
     def make(optimizer=optax.adam(1e-3), up=FOUR, down=None, **settings):
         return jaxcomp.sharded_optimizer(optimizer, "data", up, down, **settings)
 
@@ -581,7 +581,7 @@ def test_a_state_is_saved_restored_and_moved_to_other_workers(mesh):
 @pytest.mark.full
 def test_a_model_that_is_sharded_over_other_axes_too(two):
     """`param_specs`: each device steps its part of its shard, and the norm is that of all."""
-    import sharding
+    from helpers import sharding
 
     kinds = {"kernel": sharding.SPECS["kernel"], "table": sharding.SPECS["table"]}
     shapes = {name: sharding.SHAPES[name] for name in kinds}

@@ -6,8 +6,7 @@ import numpy as np
 import optax
 import pytest
 from flax import serialization
-from jax.sharding import PartitionSpec as P
-from sharding import (
+from helpers.sharding import (
     EF_SIGN,
     REDUCERS,
     SHAPES,
@@ -18,6 +17,7 @@ from sharding import (
     stepper,
     zeros,
 )
+from jax.sharding import PartitionSpec as P
 
 import jaxcomp
 
@@ -77,7 +77,7 @@ def test_trains_with_adamw(trained):
     assert all(x.addressable_shards[0].data.shape[:2] == (1, 1) for x in memory)
 
 
-def test_checkpoints(trained, three):
+def test_a_sharded_checkpoint_goes_on_bit_for_bit(trained, three):
     """What was saved is placed again, and goes on bit for bit."""
     tx, run, seen, _ = trained
     (params, state), end = seen[3], seen[-1]

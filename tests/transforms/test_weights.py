@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import serialization
-from methods import AXIS, GOSSIP, IDENTITY, METHODS, SIZE, TOP, build, everywhere
+from helpers.methods import AXIS, GOSSIP, IDENTITY, METHODS, SIZE, TOP, build, everywhere
 
 import jaxcomp
 

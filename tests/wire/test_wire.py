@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from suite import CODECS, COMMON, EVERY, FEW, VARIANTS, few_or_all, label
+from helpers.suite import CODECS, COMMON, EVERY, FEW, VARIANTS, few_or_all, label
 
 import jaxcomp
 from jaxcomp import testing

@@ -16,7 +16,7 @@ from jaxcomp.types import Array, PyTree
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def added(
+def add(
     method: Method,
     key: Array,
     total: Total,

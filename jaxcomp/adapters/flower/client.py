@@ -140,18 +140,18 @@ def compress_mod(
         )
     whole = raw.like(like)
     method = integers.apart(method, whole)
-    work = _in_context(work_of(method, integers.floating(whole), secret), memory)
+    work = _in_context(work_of(method, integers.as_floats(whole), secret), memory)
 
     def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
         def run(known: Known, given: Instruction, own: Own) -> Worked:
             start = jax.tree.map(lambda c: np.asarray(c[0]), known.centres)
-            start = integers.restored(start, whole)
+            start = integers.restore_integers(start, whole)
             message.content[arrays] = records.arrays_of(start)
             reply = call_next(message, context)
             if reply.has_error():
                 raise ValueError(f"the app's own training must succeed, it said {reply.error!r}")
-            end = integers.floating(records.params_of(reply.content[arrays], start))
-            sent = _sent(method, known, who(given, 1), end, own)
+            end = integers.as_floats(records.params_of(reply.content[arrays], start))
+            sent = _message(method, known, who(given, 1), end, own)
             reported = dict(reply.content.metric_records)
             return Worked(sent, own.inner, _loss_of(reply.content), reported)
 
@@ -228,11 +228,11 @@ def work_of(
         given = records.read_instruction(message, own_secret)
         key = jnp.asarray(np.frombuffer(given.seed, np.uint32))
         kept = memory_.read(state, method, like, given)
-        said = memory_.said(state, kept, given)
+        said = memory_.repeat_answer(state, kept, given)
         if said is not None:
             # The server asks again, since it has lost the answer. To work again would count twice.
             return said
-        place = _placed(method, like, key, given, kept)
+        place = _find_place(method, like, key, given, kept)
         if place is None:
             answer = Answer(given.round, given.client, "behind", -1, math.nan, b"")
             return records.write_answer(answer, given.run, own_secret)
@@ -260,7 +260,7 @@ def work_of(
     return work
 
 
-def _placed(
+def _find_place(
     method: Method, like: PyTree, key: Array, given: Instruction, kept: Kept | None
 ) -> _Place | None:
     """The client at the centre of the round, or None if it cannot get there."""
@@ -274,13 +274,13 @@ def _placed(
         for number in range(kept.round, given.round):
             part = given.parts[number - given.base]
             if part:  # Without any message from clients, the server stays where it is.
-                centre = _followed(method, key, number, centre, part, like)
+                centre = _follow(method, key, number, centre, part, like)
     if raw.digest(centre) != given.digest:
         return None
-    return _Place(centre, *memory_.resumed(method, given, kept, centre.params))
+    return _Place(centre, *memory_.resume(method, given, kept, centre.params))
 
 
-def _followed(
+def _follow(
     method: Method, key: Array, number: int, centre: Centre, part: bytes, like: PyTree
 ) -> Centre:
     """The centre after the server's message of a round."""
@@ -288,20 +288,22 @@ def _followed(
     like = turns.part(method, like, turn)
     if method.downlink is None:
         params = turns.whole(method, centre.params, turn, raw.read(part, like))
-        return _learned(method, centre, params)
+        return _learn(method, centre, params)
     payload = from_bytes(method.downlink.policy, part, like)
-    return _stepped(method, turn, turns.key(method, centre.params, key, number), centre, payload)
+    return _step_centre(
+        method, turn, turns.key(method, centre.params, key, number), centre, payload
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _stepped(method: Method, turn: int, key: Array, centre: Centre, payload: Any) -> Centre:
+def _step_centre(method: Method, turn: int, key: Array, centre: Centre, payload: Any) -> Centre:
     before = turns.part(method, centre.params, turn)
     after = server.follow(method, key, before, payload)
-    return _learned(method, centre, turns.whole(method, centre.params, turn, after))
+    return _learn(method, centre, turns.whole(method, centre.params, turn, after))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _learned(method: Method, centre: Centre, params: PyTree) -> Centre:
+def _learn(method: Method, centre: Centre, params: PyTree) -> Centre:
     return Centre(params, method.uplink.side.learn(centre.shared, centre.params, params))
 
 
@@ -314,7 +316,7 @@ def one_round(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _sent(method: Method, known: Known, who: Clients, end: PyTree, own: Own) -> uplink.Message:
+def _message(method: Method, known: Known, who: Clients, end: PyTree, own: Own) -> uplink.Message:
     """The message of a client that was trained elsewhere."""
     start = jax.tree.map(lambda c: c[0], known.centres)
     update = method.signal(start, end)

@@ -133,12 +133,12 @@ class Waiting:
                 self._asked[message] = _Asked(sent.metadata.dst_node_id, begin)
         limit = self._quorum.deadline if timeout is None else min(self._quorum.deadline, timeout)
         answers: list[Any] = []
-        while not self._closed(ids, answers) and time.monotonic() - begin < limit:
+        while not self._is_closed(ids, answers) and time.monotonic() - begin < limit:
             self._pull()
             answers += self._new(max(0.0, min(_POLL, begin + limit - time.monotonic())))
         return answers
 
-    def _closed(self, ids: list[str], answers: list[Any]) -> bool:
+    def _is_closed(self, ids: list[str], answers: list[Any]) -> bool:
         """Whether the quorum is there, or nobody is left to answer."""
         if not ids:
             return bool(answers) or not self._asked

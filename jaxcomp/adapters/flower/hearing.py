@@ -1,4 +1,4 @@
-"""What the server makes of an answer before it is added: the message of a client, or a refusal."""
+"""Checks of an answer before it is added: it is the message of a client, or refused."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

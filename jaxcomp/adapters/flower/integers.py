@@ -61,14 +61,14 @@ def apart(method: Method, like: PyTree) -> Method:
     )
 
 
-def floating(tree: PyTree) -> PyTree:
+def as_floats(tree: PyTree) -> PyTree:
     """The tree, or its shapes and dtypes, with float32 in place of integers.
 
     Raises:
         ValueError: for an integer that float32 cannot hold.
     """
 
-    def changed(path: tuple, leaf: Any) -> Any:
+    def change(path: tuple, leaf: Any) -> Any:
         if not _is_integer(leaf):
             return leaf
         if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -81,16 +81,16 @@ def floating(tree: PyTree) -> PyTree:
             )
         return numbers.astype(np.float32)
 
-    return jax.tree_util.tree_map_with_path(changed, tree)
+    return jax.tree_util.tree_map_with_path(change, tree)
 
 
-def restored(tree: PyTree, like: PyTree) -> PyTree:
+def restore_integers(tree: PyTree, like: PyTree) -> PyTree:
     """The tree with the nearest integers where `like` has integers."""
 
-    def changed(leaf: Any, one: Any) -> Any:
+    def change(leaf: Any, one: Any) -> Any:
         return np.rint(np.asarray(leaf)).astype(one.dtype) if _is_integer(one) else leaf
 
-    return jax.tree.map(changed, tree, like)
+    return jax.tree.map(change, tree, like)
 
 
 def _exact(link: Any, paths: list[str]) -> Link:

@@ -16,7 +16,7 @@ _CLIENTS = ("_client", "_grpc_stub")
 """Where Flower's grids keep their connection to the SuperLink: over HTTP, and over gRPC before."""
 
 _CHUNK, _ARRAY = b"ArrayChunk ", b"Array "
-"""What objects of Flower begin with: their class, the ids of the objects in them, the length of
+"""The head of an object of Flower: its class, the ids of the objects in it, the length of
 the rest, with spaces between, and a zero byte."""
 
 BESIDE = 2**20
@@ -33,7 +33,7 @@ _CUT = {"dtype": "uint8", "shape": [0], "stype": CUT, "arraychunk_ids": []}
 
 
 @contextlib.contextmanager
-def limited(grid: Any, limit: int) -> Iterator[None]:
+def limit_answers(grid: Any, limit: int) -> Iterator[None]:
     """Lets a grid take in at most so many bytes of an answer.
 
     Flower pulls an answer piece by piece, and joins the pieces three times over, before anybody can

@@ -1,4 +1,4 @@
-"""What a client keeps between rounds, as Flower's records."""
+"""A client's memory between rounds, as Flower's records."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ _NUMBERS = ("run", "since", "round", "client", "told", "upon", "node")
 
 
 class Centre(NamedTuple):
-    """What the server and all clients know alike.
+    """The parameters and side information that the server and all clients share.
 
     Attributes:
         params: the parameters.
@@ -61,7 +61,7 @@ class Kept(NamedTuple):
 
 
 def centre_of(method: Method, params: PyTree) -> Centre:
-    """What all know before the first round."""
+    """The centre before the first round."""
     return Centre(params, method.uplink.side.shared(params))
 
 
@@ -121,7 +121,7 @@ def read(state: Any, method: Method, like: PyTree, given: records.Instruction) -
     return Kept(*(config[name] for name in _NUMBERS), **read)
 
 
-def said(state: Any, kept: Kept | None, given: records.Instruction) -> Any:
+def repeat_answer(state: Any, kept: Kept | None, given: records.Instruction) -> Any:
     """The answer to this very instruction, if it is the last one that the client has answered."""
     if kept is None:
         return None
@@ -133,7 +133,7 @@ def said(state: Any, kept: Kept | None, given: records.Instruction) -> Any:
     return extra.RecordDict(answer) if answer else None
 
 
-def resumed(
+def resume(
     method: Method, given: records.Instruction, kept: Kept | None, params: PyTree
 ) -> tuple[Own, int]:
     """The memory with which a client works, and the last accepted message that it goes on from.

@@ -1,4 +1,4 @@
-"""What clients report beside their messages: numbers, in Flower's metric records."""
+"""Numbers that clients report beside their messages, in Flower's metric records."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -75,10 +75,10 @@ def warn_of_examples(metrics: Sequence[Any]) -> None:
         log.warning("\t> clients report %r; with `weighted_by_key` None it is no weight", EXAMPLES)
 
 
-def aggregated(
+def aggregate(
     taken: Sequence[Taken], function: Callable[[list[Any], str], Any] | None, key: str
 ) -> dict[str, Any]:
-    """What clients with accepted messages report, by a function as for `flwr`'s `FedAvg`.
+    """Aggregates what clients with accepted messages report, as `flwr`'s `FedAvg` does.
 
     Without a function it is the weighted mean of every number but `key`, over the clients that
     report a finite one.

@@ -54,20 +54,20 @@ def work(
         known._replace(centres=jax.device_put(known.centres, before)),
         who,
         _batches(placed, batches),
-        own._replace(inner=_kept(method, placed, own.inner, centre)),
+        own._replace(inner=_put_kept(method, placed, own.inner, centre)),
     )
-    return _compiled(method, turn, placed.lies())(*given)
+    return _compile(method, turn, placed.lies())(*given)
 
 
 def rest(method: Method, placed: Placed, kept: Streamed, batches: Any) -> Streamed:
     """The steps of the delay."""
     kept = jax.device_get(kept)
-    kept = _kept(method, placed, kept, kept.before)
+    kept = _put_kept(method, placed, kept, kept.before)
     return _rest(method, placed.lies())(kept, _batches(placed, batches))
 
 
-def _kept(method: Method, placed: Placed, kept: PyTree, params: PyTree) -> PyTree:
-    """What a client keeps of its work, on the devices."""
+def _put_kept(method: Method, placed: Placed, kept: PyTree, params: PyTree) -> PyTree:
+    """Puts a client's memory of its work on the devices."""
     if not method.work.keep:
         return kept
     home, everywhere = jax.tree.map(placed.lies, placed.specs(params)), placed.lies()
@@ -93,7 +93,7 @@ def _batches(placed: Placed, batches: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(method: Method, turn: int, everywhere: NamedSharding) -> Callable[..., Any]:
+def _compile(method: Method, turn: int, everywhere: NamedSharding) -> Callable[..., Any]:
     return jax.jit(functools.partial(block.client, method, turn), out_shardings=everywhere)
 
 

@@ -1,4 +1,4 @@
-"""What server and clients tell each other in a round, as records of Flower's messages."""
+"""Instructions of the server and answers of clients, as records of Flower's messages."""
 
 import hashlib
 import hmac
@@ -24,14 +24,14 @@ _INSTRUCTION, _PARTS = "jaxcomp.instruction", "jaxcomp.parts"
 _ANSWER, _PAYLOAD = "jaxcomp.answer", "jaxcomp.payload"
 
 STATUSES = ("sent", "lost", "broken", "behind")
-"""What became of a client's round: its message is in the answer; it was lost, by an injected fault;
+"""The outcome of a client's round: its message is in the answer; it was lost, by an injected fault;
 its update was not finite; or the client could not follow the server's parameters."""
 
 _LONGEST = 2**31 - 1
 
 
 class Instruction(NamedTuple):
-    """What the server tells a client in a round.
+    """The server's instruction to a client in a round.
 
     Attributes:
         run: 8 random bytes of this training; a client's memory of another one is of no use.
@@ -60,7 +60,7 @@ class Instruction(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a client tells the server.
+    """A client's answer to the server.
 
     Attributes:
         round: the round that it answers.

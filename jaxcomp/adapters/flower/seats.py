@@ -45,11 +45,11 @@ class Seats:
 
     Example:
         >>> seats = Seats(2)
-        >>> seats.seated([77, 55])
+        >>> seats.seat([77, 55])
         {0: 55, 1: 77}
-        >>> seats.seated([99, 77])
+        >>> seats.seat([99, 77])
         {0: 99, 1: 77}
-        >>> seats.seated([55, 77])  # The other node's seat is taken while it is away.
+        >>> seats.seat([55, 77])  # The other node's seat is taken while it is away.
         {0: 55, 1: 77}
     """
 
@@ -71,7 +71,7 @@ class Seats:
                 )
             self._nodes = {number: node for node, number in numbers.items()}
 
-    def seated(self, nodes: Iterable[int]) -> dict[int, int]:
+    def seat(self, nodes: Iterable[int]) -> dict[int, int]:
         """The node of each client that is connected, in ascending order of clients."""
         present = set(nodes)
         call = int(self._seen.max(initial=_NOBODY)) + 1
@@ -85,17 +85,17 @@ class Seats:
         self._seen[list(found)] = call
         return found
 
-    def waited_for(self, grid: Any, least: int) -> dict[int, int]:
-        """What `seated` returns for the nodes of a grid, once so many of them are clients."""
-        while len(found := self.seated(nodes := list(grid.get_node_ids()))) < least:
+    def wait_for(self, grid: Any, least: int) -> dict[int, int]:
+        """`seat` for the nodes of a grid, once so many of them are clients."""
+        while len(found := self.seat(nodes := list(grid.get_node_ids()))) < least:
             log.info("configure_train: waits for %d clients, has %d", least, len(found))
             time.sleep(1)
         if len(found) < len(nodes):
             log.info("configure_train: %d nodes have no number", len(nodes) - len(found))
         return found
 
-    def kept(self) -> Seated:
-        """What a checkpoint holds; its shapes never change."""
+    def save(self) -> Seated:
+        """The arrays for a checkpoint; their shapes never change."""
         nodes = np.array([self._nodes.get(n, 0) for n in range(self.clients)], np.uint64)
         seen = [self._seen[n] if n in self._nodes else _NOBODY for n in range(self.clients)]
         return Seated(nodes, np.array(seen, np.int64), self.accepted.astype(np.int64))

@@ -36,7 +36,7 @@ class Heard(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What is kept of a message that is part of the mean.
+    """The part of a message in the mean that its round's report needs.
 
     Attributes:
         loss: the mean loss of its client's local steps.
@@ -87,7 +87,7 @@ class Round:
     def __post_init__(self):
         self.waiting = set(self.nodes)
 
-    def asked(self, reply: Any) -> int | None:
+    def find_client(self, reply: Any) -> int | None:
         """The client whose answer this is, or in whose place the SuperLink answers; or None."""
         client = self._clients.get(reply.metadata.src_node_id)
         if client is None and reply.has_error():

@@ -119,12 +119,12 @@ class Site:
         if jax.process_count() == 1:
             courier.serve(self._folder, self.answer, until, self._go_on)
             return
-        self._take(unpacked(_told(packed(self._state))))
+        self._take(unpacked(_broadcast(packed(self._state))))
         if jax.process_index() == 0:
-            courier.serve(self._folder, lambda content: self.answer(_told(content)), until)
-            _told(b"")
+            courier.serve(self._folder, lambda content: self.answer(_broadcast(content)), until)
+            _broadcast(b"")
             return
-        while content := _told(b""):
+        while content := _broadcast(b""):
             courier.reply(self.answer, content)  # The first process says it to who asked.
 
     def answer(self, content: bytes) -> bytes:
@@ -169,7 +169,7 @@ class Site:
     def _run(self, known: Known, given: Instruction, own: Own) -> client.Worked:
         """The steps of a round."""
         start = time.monotonic()
-        own = own._replace(inner=self._rested(given.client, own.inner))
+        own = own._replace(inner=self._finish_delay(given.client, own.inner))
         batches = _on_all_processes(lambda: self._data(given.client, self.taken))
         steps = client.steps_of(batches)
         turn = turns.of(self._method, self._like, given.round)
@@ -190,8 +190,8 @@ class Site:
         reported = {"metrics": extra.MetricRecord(numbers)}
         return client.Worked(sent, inner, float(loss), reported)
 
-    def _rested(self, number: int, kept: Any) -> Any:
-        """What the site keeps, after the steps of the last round's delay."""
+    def _finish_delay(self, number: int, kept: Any) -> Any:
+        """Returns the site's memory after the steps of the last round's delay."""
         ahead, self._ahead, self._left = self._ahead, None, None
         if not self._method.delay or kept.due < 0:
             return kept
@@ -229,7 +229,7 @@ def _rest_alone(method: Method) -> Callable[..., Any]:
 
 
 def _on_all_processes(do: Callable[[], Any]) -> Any:
-    """What `do()` returns; an error if it fails on any process, for which others would wait."""
+    """Returns `do()`; raises if it fails on any process, for which others would wait."""
     found = wrong = None
     try:
         found = do()
@@ -243,8 +243,8 @@ def _on_all_processes(do: Callable[[], Any]) -> Any:
     return found
 
 
-def _told(content: bytes) -> bytes:
-    """What the first process tells all others."""
+def _broadcast(content: bytes) -> bytes:
+    """Sends the first process's content to all others."""
     length = multihost_utils.broadcast_one_to_all(np.int64(len(content)))
     padded = np.zeros(int(length), np.uint8)
     if jax.process_index() == 0:

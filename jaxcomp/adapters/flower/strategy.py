@@ -136,7 +136,7 @@ class CompressedFedAvg(extra.FedAvg):
         self.reports: list[Report] = []
         self.up = self.down = 0
         self.refused: collections.Counter[str] = collections.Counter()
-        self._state = turns.init(self.method, integers.floating(params), clients)
+        self._state = turns.init(self.method, integers.as_floats(params), clients)
         self.late: collections.Counter[int] = collections.Counter()
         self._weighted_by, self._aggregated = weighted_by_key, train_metrics_aggr_fn
         self._like = raw.like(self._state.params)
@@ -169,7 +169,7 @@ class CompressedFedAvg(extra.FedAvg):
     @property
     def params(self) -> PyTree:
         """The parameters, as all clients know them."""
-        return integers.restored(self._state.params, self._given)
+        return integers.restore_integers(self._state.params, self._given)
 
     def start(
         self,
@@ -197,7 +197,7 @@ class CompressedFedAvg(extra.FedAvg):
             # What clients do in the first round belongs to a training that a kill must not end.
             self.save(new.folder)
         configs = (train_config, evaluate_config, evaluate_fn)
-        with limits.limited(grid, self._limit + limits.BESIDE):
+        with limits.limit_answers(grid, self._limit + limits.BESIDE):
             given = grid if self._quorum is None else Waiting(grid, self._quorum)
             return super().start(given, initial_arrays, num_rounds, timeout, *configs)
 
@@ -216,7 +216,7 @@ class CompressedFedAvg(extra.FedAvg):
             ValueError: if `folder` holds something else, or if another process trains with it.
         """
         versions = checkpoint_.folder_of(folder, own=self._checkpoints)
-        checkpoint_.save(versions, self._kept(), self._sides.arrays())
+        checkpoint_.save(versions, self._checkpoint(), self._sides.arrays())
         self._follows = True
 
     def restore(self, folder: str | pathlib.Path, *, missing_ok: bool = False) -> None:
@@ -236,7 +236,7 @@ class CompressedFedAvg(extra.FedAvg):
         """
         versions = checkpoint_.folder_of(folder, own=self._checkpoints)
         rows = self._sides.arrays()
-        kept = checkpoint_.restore(versions, self._kept(), rows, missing_ok=missing_ok)
+        kept = checkpoint_.restore(versions, self._checkpoint(), rows, missing_ok=missing_ok)
         if kept is None:
             return
         self._sides.fill(rows)
@@ -249,16 +249,16 @@ class CompressedFedAvg(extra.FedAvg):
         self._open, self._former, self._follows = None, [], True
         self.reports = [report for report in self.reports if report.round < state.round]
 
-    def _kept(self) -> Any:
+    def _checkpoint(self) -> Any:
         """Everything that a checkpoint holds, beside the rows; its shapes never change."""
         run = np.frombuffer(self._run, np.uint8)
         counts = np.array([self.up, self.down, self._since], np.int64)
-        return self._state, self.key, run, self._seats.kept(), counts
+        return self._state, self.key, run, self._seats.save(), counts
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
         """The messages of a round: what each of its clients needs to begin."""
         del arrays
-        seated = closing.free(grid, self._seats.waited_for(grid, self.min_available_nodes))
+        seated = closing.free(grid, self._seats.wait_for(grid, self.min_available_nodes))
         number = int(self._state.round)
         key = turns.key(self.method, self._like, self.key, number)
         cohort = self.method.sampling.among(key, self.clients, np.array(list(seated)))
@@ -297,15 +297,15 @@ class CompressedFedAvg(extra.FedAvg):
         round_, self._open = self._open, None
         rounds = [*self._former, round_]
         for reply in replies:
-            asked = next((one for one in rounds if one.asked(reply) is not None), round_)
-            client = asked.asked(reply)
+            asked = next((one for one in rounds if one.find_client(reply) is not None), round_)
+            client = asked.find_client(reply)
             self._reader.hear(self._run, asked, reply, round_.number)
             asked.waiting -= {client}
         heard = [one for each in rounds for one in each.heard.values()]
         up = sum(len(one.answer.payload) for one in heard)
         turn = turns.of(self.method, self._like, round_.number)
-        lane, total, taken = self._summed(turns.lane(self.method, self._state, turn), rounds)
-        lane, message = self._stepped(round_, lane, total)
+        lane, total, taken = self._sum_messages(turns.lane(self.method, self._state, turn), rounds)
+        lane, message = self._step(round_, lane, total)
         # Nothing is kept of a round before it is complete: after an error it can be repeated.
         self._state = turns.joined(self.method, self._state, turn, lane)
         self._history.add(message)
@@ -346,7 +346,7 @@ class CompressedFedAvg(extra.FedAvg):
         given = (number, client, base, accepted, seed, digest, self._since)
         return Instruction(self._run, *given, node.to_bytes(8, "little"), parts)
 
-    def _summed(
+    def _sum_messages(
         self, state: ServerState, rounds: list[Round]
     ) -> tuple[ServerState, Total, dict[int, Taken]]:
         """The sum of the messages, and what is kept of those that are part of it."""
@@ -379,9 +379,9 @@ class CompressedFedAvg(extra.FedAvg):
         side = jax.tree.map(lambda x: x[0], self._sides.read(np.array([client])))
         side = self._new_side() if heard.fresh else side
         given = (jnp.float32(heard.weight), heard.payload, centre, side, self._largest)
-        return adding.added(self.method, round_.key, total, jnp.uint32(client), *given)
+        return adding.add(self.method, round_.key, total, jnp.uint32(client), *given)
 
-    def _stepped(
+    def _step(
         self, round_: Round, state: ServerState, total: Total
     ) -> tuple[ServerState, bytes | None]:
         """The server after the round, and its message: None if it sends the whole parameters."""
@@ -395,6 +395,6 @@ class CompressedFedAvg(extra.FedAvg):
         if self._weighted_by is None and len(self.reports) == 1:
             metrics.warn_of_examples([one.metrics for one in taken])
         own = {name: value for name, value in report._asdict().items() if value == value}
-        found = metrics.aggregated(taken, self._aggregated, self.weighted_by_key)
+        found = metrics.aggregate(taken, self._aggregated, self.weighted_by_key)
         # No client may say how many were accepted; a function of the server's own may.
         return extra.MetricRecord(found | own if self._aggregated is None else own | found)

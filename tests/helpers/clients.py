@@ -18,7 +18,7 @@ import jaxcomp
 from jaxcomp import federated
 from jaxcomp.federated import block
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PATIENCE = 240  # Seconds, of a machine that is busy with other tests.
 CLIENTS, STEPS, BATCH, FEATURES, WIDTH, LABELS = 40, 3, 4, 8, 64, 5
 

@@ -1,17 +1,16 @@
-"""A mean that can be represented is finite, halves travel as halves, and derivatives exist."""
+"""A mean that can be represented is finite, and halves travel as halves."""
 
-import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.suite import few_or_all, slow
 from jax.sharding import PartitionSpec as P
-from suite import few_or_all, slow
 
 import jaxcomp
-from jaxcomp.exchange import legs, levels, over_workers
+from jaxcomp.exchange import legs, levels
 from jaxcomp.layout import trees
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import choose
@@ -140,16 +139,6 @@ def test_low_rank_means_and_their_limit():
     assert_large(mean)
 
 
-def test_halves_are_rounded_once():
-    """The mean of eight workers is the float32 mean, rounded to nearest."""
-    x = np.random.default_rng(0).standard_normal((8, 300)).astype(np.float32)
-    for dtype in ("bfloat16", "float16"):
-        halves = jnp.asarray(x, dtype)
-        whole = functools.reduce(np.add, np.asarray(halves, np.float32)) * np.float32(1 / 8)
-        run = jax.vmap(lambda x: over_workers.mean([x], "data")[0], axis_name="data")
-        np.testing.assert_array_equal(run(halves)[0], jnp.asarray(whole, dtype))
-
-
 SENT = {
     "dense as bfloat16": (jaxcomp.Dense("bfloat16"), "float32"),
     "dense as float16": (jaxcomp.Dense("float16"), "float32"),
@@ -193,30 +182,3 @@ def test_halves_travel_as_halves(name, workers):
     if isinstance(reducer, jaxcomp.Dense):
         halves = jaxcomp.wire_bytes(jaxcomp.Dense(), jax.tree.map(jnp.float16, like), workers)
         assert said - halves <= (0 if reducer.dtype else 2 * 7 * 2)
-
-
-@pytest.mark.full
-def test_means_have_derivatives_and_may_be_mapped_again():
-    """As `lax.pmean` has; and an axis that is none of the workers' changes nothing."""
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 8, 5)), jnp.float32)
-
-    def mean(x, weight):
-        return over_workers.mean([x, x.astype(jnp.bfloat16)], "data", weight)
-
-    def loss(x):
-        wide, narrow = jax.vmap(lambda x: mean(x, None), axis_name="data")(x)
-        return jnp.sum(wide**2) + jnp.sum(narrow.astype(jnp.float32))
-
-    grad = jax.grad(loss)(x[0])
-    np.testing.assert_allclose(grad, 2 * x[0].mean(0)[None].repeat(8, 0) + 1, rtol=1e-5)
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    weights = jnp.arange(24.0).reshape(3, 8) / 8
-
-    def body(x, weight):  # The same for three trees at once.
-        return jax.vmap(mean)(x[:, 0], weight[:, 0])
-
-    specs = (P(None, "data"), P(None, "data"))
-    got = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P()))(x, weights)
-    rows = jax.vmap(jax.vmap(mean, axis_name="data"))(x, weights)
-    for one, other in zip(got, rows, strict=True):
-        np.testing.assert_array_equal(one, other[:, 0])

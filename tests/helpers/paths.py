@@ -2,5 +2,5 @@
 
 import pathlib
 
-TESTS = pathlib.Path(__file__).resolve().parent
+TESTS = pathlib.Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent

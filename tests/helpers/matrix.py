@@ -13,7 +13,7 @@ import sys
 import time
 from typing import NamedTuple
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 HOME = ROOT / ".matrix"
 SHOWN = ("jax", "numpy", "optax", "flax")
 

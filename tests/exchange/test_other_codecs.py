@@ -8,7 +8,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from flax import serialization
-from suite import CODECS
+from helpers.suite import CODECS
 
 import jaxcomp
 from jaxcomp.exchange import state as state_

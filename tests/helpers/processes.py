@@ -1,6 +1,6 @@
 """Means and local rounds, by one of several processes: they must not depend on how many there are.
 
-    python tests/processes.py HOST:PORT PROCESSES NUMBER DEVICES FILE
+    python tests/helpers/processes.py HOST:PORT PROCESSES NUMBER DEVICES FILE
 
 `end_to_end/test_multiprocess.py` starts it. A worker is a device; FILE gets what each holds at the
 end.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from gated import GRADS, IDENTITY, LIKE, all_means, gather, own, run, total
+from helpers.gated import GRADS, IDENTITY, LIKE, all_means, gather, own, run, total
 
 import jaxcomp
 from jaxcomp.transforms.mean import GateState
@@ -33,7 +33,7 @@ def fewer(fraction):
     ],
     ids=["all", "top_k", "some", "two_shot"],
 )
-def test_nothing_is_lost(reducer, gate):
+def test_gated_rounds_lose_nothing(reducer, gate):
     """The received and the unsent parts add up to the input, also for dense leaves."""
     means, states = run(jaxcomp.compressed_mean(reducer, "data", gate=gate))
     memory = jax.tree.map(lambda x: np.asarray(x[-1]).mean(0)[0], states.memory)

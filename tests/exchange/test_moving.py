@@ -1,18 +1,13 @@
-"""Transport of payloads: one collective or several, one all-to-all or permutations."""
-
-import itertools
+"""Transport of payloads: one collective or several."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxcomp
-from jaxcomp.backend import axes
 from jaxcomp.exchange.plan import Plan
-from jaxcomp.layout import grouping
 
 RNG = np.random.default_rng(0)
 LIKE = {f"w{i}": jnp.zeros((40 + i, 64)) for i in range(5)} | {"b": jnp.zeros(7)}
@@ -20,16 +15,6 @@ GRADS = [
     jax.tree.map(lambda x: jnp.asarray(RNG.standard_normal((4, *x.shape)), x.dtype), LIKE)
     for _ in range(3)
 ]
-
-
-def test_runs_are_whole_and_about_even():
-    for sizes in ([1] * 12, [5, 1, 1, 1, 8, 1, 1], [100], [0, 0], []):
-        for count in (1, 2, 3, 5):
-            runs = grouping.even_runs(list(range(len(sizes))), sizes, count)
-            assert list(itertools.chain(*runs)) == list(range(len(sizes)))
-            assert len(runs) <= count
-            for run in runs:
-                assert sum(sizes[i] for i in run) <= sum(sizes) / count + max(sizes)
 
 
 @pytest.mark.core("Gather")
@@ -77,27 +62,3 @@ def test_a_run_of_leaves_is_a_batch_of_its_own():
         jaxcomp.Gather(jaxcomp.qsgd_inf(), collectives=0)
     with pytest.raises(ValueError, match="`collectives` must be"):
         jaxcomp.TwoShot(jaxcomp.qsgd_inf(), collectives=2.5)
-
-
-@pytest.mark.core("2")
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
-def test_turns_bring_every_row_to_everyone(n, mesh):
-    turns = axes._turns(n)
-    parts = len(turns) // (n - 1)
-    seen = {(i, to, part[i]) for ring, part in turns for i, to in enumerate(ring)}
-    assert seen == {(i, j, k) for i in range(n) for j in range(n) for k in range(parts) if i != j}
-    swaps = sum(ring[ring[i]] == i for ring, _ in turns for i in range(n))
-    assert swaps == (0 if n % 2 or n == 4 else n)
-    some = jax.sharding.Mesh(mesh.devices[:n], ("data",))
-    rows = jnp.asarray(RNG.integers(0, 2**32, (n, n, 7), np.uint64), jnp.uint32)
-
-    def mapped(move):
-        own = jax.shard_map(
-            lambda x: move(x[0])[None], mesh=some, in_specs=P("data"), out_specs=P("data")
-        )
-        return np.asarray(jax.jit(own)(rows))
-
-    np.testing.assert_array_equal(
-        mapped(lambda x: axes._in_turns(x, "data")),
-        mapped(lambda x: lax.all_to_all(x, "data", 0, 0, tiled=True)),
-    )

@@ -1,0 +1,1 @@
+"""What several test files use, and the plugins and programs of the suite."""
