@@ -16,7 +16,9 @@ from jaxcomp.layout.policy import Policy
 from jaxcomp.planning import models, timing
 from jaxcomp.planning.planner import Clock
 from jaxcomp.recipes.quantizers import cast, qsgd_inf
-from jaxcomp.theory import cost, plan as plan_
+from jaxcomp.theory import comparison, cost
+from jaxcomp.theory.candidates import Way
+from jaxcomp.theory.comparison import Comparison, Conditions
 from jaxcomp.theory.cost import Network
 from jaxcomp.types import PyTree
 from jaxcomp.wire import buffer, cost as wire_cost
@@ -49,7 +51,7 @@ def plan_fsdp(
     margin: float = 0.02,
     doubt: float = 0.25,
     clock: Clock | None = None,
-) -> plan_.Plan:
+) -> Comparison:
     """Forecasts whether `jaxcomp.fully_sharded` is faster with compressed weights and gradients.
 
     In a step a device sends `(n − 1)/n` of the weights' payload for each time that they are
@@ -100,7 +102,7 @@ def plan_fsdp(
         spent = total + more
         sharing = levels[-1] if len(levels) > 1 and link_per == "host" else 1
         ways.append(
-            plan_.Way(
+            Way(
                 name,
                 dataclasses.replace(spent, bytes=sharing * spent.bytes),
                 dense=name in named,
@@ -110,14 +112,11 @@ def plan_fsdp(
                 spread=max(passes.spreads, default=0.0),
             )
         )
-    return plan_.forecast(
-        ways,
-        network,
+    conditions = Conditions(
         compute=compute,
         backward=backward,
         overlap=overlap,
         fast=fast,
-        baseline="dense bfloat16",
         margin=margin,
         doubt=doubt,
         elements=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like)),
@@ -125,6 +124,7 @@ def plan_fsdp(
         link_per=link_per,
         timed=not link_only,
     )
+    return comparison.compare(ways, network, conditions, baseline="dense bfloat16")
 
 
 def _levels(

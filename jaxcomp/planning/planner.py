@@ -9,20 +9,24 @@ from typing import Any
 
 import jax
 
-from jaxcomp import checks
+from jaxcomp import checks, tables
 from jaxcomp.base import Reducer
 from jaxcomp.exchange import dense as dense_
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.graphs import mixing
 from jaxcomp.planning import models, timing
+from jaxcomp.planning.columns import shape, short
 from jaxcomp.planning.compared import CODECS, DENSE, LOCAL, means
-from jaxcomp.planning.description import describe, short
+from jaxcomp.planning.description import describe
 from jaxcomp.reducers import choose
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gossip import Gossip
 from jaxcomp.reducers.hierarchical import Hierarchical
 from jaxcomp.reducers.power import PowerIteration
-from jaxcomp.theory import cost, plan as plan_, tables, units
+from jaxcomp.tables import Column
+from jaxcomp.theory import comparison, cost, units
+from jaxcomp.theory.candidates import Way
+from jaxcomp.theory.comparison import Comparison, Conditions
 from jaxcomp.theory.cost import Network
 from jaxcomp.types import PyTree
 from jaxcomp.wire import cost as wire_cost
@@ -49,29 +53,38 @@ class Leaf:
 
 
 class Leaves(tuple):
-    """The leaves of a plan, printed as a table in which leaves that differ in a number are one."""
+    """The leaves of a forecast, printed as a table: leaves that differ in a number are one row."""
 
     def __str__(self) -> str:
         groups: dict[tuple[str, ...], list[Leaf]] = {}
         for leaf in self:
-            codec = "dense" if leaf.codec is None else short(leaf.codec)
-            kind = "" if leaf.codec is None else _shape(leaf)  # Dense ones are of many shapes.
-            groups.setdefault((re.sub(r"\d+", "*", leaf.path), kind, codec), []).append(leaf)
-        rows = [("leaf", "leaves", "shape", "send it by", "saves")]
-        for (_, _, codec), leaves in groups.items():
-            shapes = {_shape(leaf) for leaf in leaves}
-            shape = shapes.pop() if len(shapes) == 1 else "various"
-            saved = sum(leaf.saved for leaf in leaves)
-            told = "" if leaves[0].codec is None else units.duration(saved)
-            # Paths that differ in numbers alone: `block*/up` for `block0/up` and `block1/up`.
-            pieces = zip(*(re.split(r"(\d+)", leaf.path) for leaf in leaves), strict=True)
-            name = "".join(same[0] if len(set(same)) == 1 else "*" for same in pieces)
-            rows.append((name or "(the array)", str(len(leaves)), shape, codec, told))
-        return "\n".join(tables.text(rows, right=(False, True)))
+            kind = "" if leaf.codec is None else shape(leaf)  # Dense ones are of many shapes.
+            name = re.sub(r"\d+", "*", leaf.path)
+            groups.setdefault((name, kind, short(leaf.codec)), []).append(leaf)
+        return tables.text(_COLUMNS, groups.values())
 
 
-def _shape(leaf: Leaf) -> str:
-    return "x".join(map(str, leaf.shape)) or "scalar"
+def _common_path(leaves: list[Leaf]) -> str:
+    """`block*/up` for `block0/up` and `block1/up`: the path, with * for numbers that differ."""
+    pieces = zip(*(re.split(r"(\d+)", leaf.path) for leaf in leaves), strict=True)
+    return "".join(same[0] if len(set(same)) == 1 else "*" for same in pieces) or "(the array)"
+
+
+def _common_shape(leaves: list[Leaf]) -> str:
+    return shape(leaves[0]) if len({leaf.shape for leaf in leaves}) == 1 else "various"
+
+
+def _saved(leaves: list[Leaf]) -> float | None:
+    return None if leaves[0].codec is None else sum(leaf.saved for leaf in leaves)
+
+
+_COLUMNS = (
+    Column("leaf", _common_path),
+    Column("leaves", len, right=True),
+    Column("shape", _common_shape),
+    Column("send it by", lambda leaves: short(leaves[0].codec)),
+    Column("saves", _saved, units.duration),
+)
 
 
 def plan(
@@ -92,7 +105,7 @@ def plan(
     max_error: float | None = None,
     rounds: bool = False,
     clock: Clock | None = None,
-) -> plan_.Plan:
+) -> Comparison:
     """Forecasts whether compression makes a step faster, for several ways to average gradients.
 
     Bytes are those of the programs. Encoding and decoding are timed on this device, once for each
@@ -162,15 +175,12 @@ def plan(
         found = [dataclasses.replace(way, local=way.name in LOCAL) for way in found]
     kept = [way for way in found if max_error is None or (way.error or 0.0) <= max_error]
     large = [way.name for way in found if way not in kept]
-    planned = plan_.forecast(
-        kept,
-        network,
+    conditions = Conditions(
         compute=compute,
         backward=backward,
         overlap=overlap,
         every=every,
         fast=fast,
-        baseline="dense bfloat16",
         margin=margin,
         doubt=doubt,
         elements=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
@@ -181,9 +191,10 @@ def plan(
         left_out=_left_out(given, levels, large, max_error),
         means={} if codecs is not None else means(named, levels),
     )
-    taken = named[planned.best.way.name]
+    compared = comparison.compare(kept, network, conditions, baseline="dense bfloat16")
+    taken = named[compared.best.way.name]
     leaves = _leaves(taken, params, levels, network, clock, sharing)
-    return dataclasses.replace(planned, leaves=leaves)
+    return dataclasses.replace(compared, leaves=leaves)
 
 
 def _left_out(
@@ -297,7 +308,7 @@ def _dense(
 
 def _way(
     name: str, reducer: Any, like: PyTree, workers: tuple[int, ...], clock: Clock, sharing: int
-) -> plan_.Way:
+) -> Way:
     timed: list[timing.Measured] = []
 
     def noted(way: Any) -> timing.Measured:
@@ -312,7 +323,7 @@ def _way(
     error = None if dense else noted(reducer if low_rank else link).error
     spread = max((found.spread for found in timed), default=0.0)
     biased = link is not None and link.feedback.facts.keeps_unsent
-    return plan_.Way(
+    return Way(
         name,
         spent,
         dense=dense,

@@ -200,7 +200,7 @@ def test_a_number_of_parameters_is_planned_as_many_leaves():
     """PowerSGD sends factors of each matrix, many more bytes than those of one large matrix."""
     codecs = {"PowerSGD": jaxcomp.PowerIteration(rank=4)}
     found = planner.plan(1_000_000, 4, cost.Network(1e6), codecs=codecs, clock=clock)
-    assert found.conditions["elements"] == 1_000_000
+    assert found.conditions.elements == 1_000_000
     one = planner.plan(LIKE, 4, cost.Network(1e6), codecs=codecs, clock=clock)
     sent, sent_by_one = (
         next(line.way.price.bytes for line in each.forecasts if not line.way.dense)
