@@ -225,10 +225,6 @@ def keyed(params, x, keys):
     return jax.lax.pmean(loss(params, x), "data")
 
 
-def labelled(params, x, y):
-    return jax.lax.pmean(jnp.mean((predict(params, x) - y.sum()) ** 2), "data")
-
-
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize(
     ("step", "last", "text"),
@@ -240,7 +236,6 @@ def labelled(params, x, y):
             r"argument 2 \('keys'\), is a PRNG",
         ),
         (keyed, lambda: jax.random.PRNGKey(1), r"'keys'.*Name the batches among \('params', 'x'"),
-        (labelled, lambda: jnp.ones(16), r"argument 1 \('x'\) has the same leading dimension.*'y'"),
     ],
 )
 def test_the_last_argument_may_not_be_the_batch(step, last, text, check_vma, mesh):
