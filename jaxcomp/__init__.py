@@ -142,7 +142,6 @@ from jaxcomp.recipes.sums import (
 from jaxcomp.recipes.votes import (
     Vote as Vote,
 )
-from jaxcomp.reducers import choose
 from jaxcomp.reducers.choose import (
     choose_reducer as choose_reducer,
     wire_bytes as wire_bytes,
@@ -182,9 +181,6 @@ from jaxcomp.transforms.clipping import (
 )
 from jaxcomp.transforms.directional import (
     directional_mean as directional_mean,
-)
-from jaxcomp.transforms.former import (
-    restore_former as restore_former,
 )
 from jaxcomp.transforms.freezing import (
     freeze as freeze,
@@ -232,10 +228,3 @@ from jaxcomp.wire.hlo import (
 )
 
 __version__ = "0.2.0.dev0"
-
-
-def __getattr__(name: str):
-    """Former names, for one version."""
-    if name == "Auto":
-        return choose.Auto
-    raise AttributeError(f"module 'jaxcomp' has no attribute {name!r}")
