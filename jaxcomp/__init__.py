@@ -13,6 +13,7 @@ from jaxcomp import (
     planning as planning,
     telemetry as telemetry,
     testing as testing,
+    theory as theory,
 )
 from jaxcomp.base import (
     Aggregate as Aggregate,
