@@ -15,17 +15,17 @@ VERSION = 2
 """The format version. A new one is needed where a class or field is renamed."""
 
 
-def digest(codec: Any, plan: Layout) -> bytes:
+def digest(codec: Any, layout: Layout) -> bytes:
     """The digest of the codec or policy, of every leaf, and of the batches."""
     lines = [text(codec)]
     lines += [
         f"{path} {like.dtype.name}{list(like.shape)}"
-        for path, like in zip(plan.paths, plan.likes, strict=True)
+        for path, like in zip(layout.paths, layout.likes, strict=True)
     ]
-    for batch in plan.batches:
+    for batch in layout.batches:
         pieces = [tuple(piece) for piece in batch.pieces]
         lines.append(f"{text(batch.codec)} {batch.dtype.name} {batch.size} {pieces}")
-    lines.append(str(list(plan.dense)))
+    lines.append(str(list(layout.dense)))
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=DIGEST).digest()
 
 

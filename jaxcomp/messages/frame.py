@@ -22,7 +22,7 @@ MAGIC = b"\x8bJXC"
 _KEYED = 1
 _PERSON = b"jaxcomp message"
 _FIXED = struct.Struct(f"<4sBBHIQ{DIGEST}s{DIGEST}s")
-"""Magic, version, flags, zero, arrays, length, digest of codec and plan, checksum."""
+"""Magic, version, flags, zero, arrays, length, digest of codec and layout, checksum."""
 _CHECKSUM = _FIXED.size - DIGEST
 SECRET = (16, 64)
 """The fewest and the most bytes of a secret."""
@@ -62,7 +62,7 @@ def read(data: Any, digest: bytes, likes: Sequence[ArrayLike], secret: bytes | N
 
     Args:
         data: the message.
-        digest: the digest of codec and plan.
+        digest: the digest of codec and layout.
         likes: shape and dtype of every expected array.
         secret: the secret shared by sender and receiver.
 

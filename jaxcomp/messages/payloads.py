@@ -21,7 +21,7 @@ class Expected(NamedTuple):
     """The contents of a message for this codec and tree.
 
     Attributes:
-        digest: the digest of codec and plan.
+        digest: the digest of codec and layout.
         likes: the shape and dtype of every array, those of the payloads first.
         widths: the widths of the codes that each array may hold.
         treedef: the structure of the payload.
@@ -204,12 +204,12 @@ def _expected_of(
 ) -> Expected:
     del x64  # The dtypes of the payload may depend on it.
     like = jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*kind) for kind in kinds])
-    plan = trees.layout(codec, like)
-    dense: Any = tuple(plan.likes[number] for number in plan.dense)
-    payload = TreePayload(wire_cost.payload_like(plan.batches), dense)
+    layout = trees.layout(codec, like)
+    dense: Any = tuple(layout.likes[number] for number in layout.dense)
+    payload = TreePayload(wire_cost.payload_like(layout.batches), dense)
     likes, treedef = jax.tree.flatten(payload)
     widths = []
-    for batch, part in zip(plan.batches, payload.batches, strict=True):
+    for batch, part in zip(layout.batches, payload.batches, strict=True):
         widths += [fingerprint.widths(batch.codec)] * len(jax.tree.leaves(part))
-    widths += [()] * len(plan.dense)
-    return Expected(fingerprint.digest(codec, plan), tuple(likes), tuple(widths), treedef)
+    widths += [()] * len(layout.dense)
+    return Expected(fingerprint.digest(codec, layout), tuple(likes), tuple(widths), treedef)

@@ -159,45 +159,45 @@ def describe(
     axes = workers if isinstance(workers, tuple) else (1 if workers is None else workers,)
     for number in axes:
         checks.integer("workers", number, 1)
-    whole = choose.plan(source, params, sizes=axes)
-    plan, sizes, dtype = whole.layout, whole.batch_bytes, whole.dense_dtype
-    spent = [0.0] * len(plan.likes)
-    for batch, size in zip(plan.batches, sizes, strict=True):
+    plan = choose.plan(source, params, sizes=axes)
+    layout, dtype = plan.layout, plan.dense_dtype
+    spent = [0.0] * len(layout.likes)
+    for batch, size in zip(layout.batches, plan.batch_bytes, strict=True):
         for leaf, part in batch.bytes_of(size):
             spent[leaf] += part
     lines = []
-    for number, like in enumerate(plan.likes):
-        codec = plan.codecs[number]
+    for number, like in enumerate(layout.likes):
+        codec = layout.codecs[number]
         dense = dtype or like.dtype
         bytes_ = spent[number] if codec is not None else float(like.size * dense.itemsize)
         bits = 8 * bytes_ / like.size if like.size else 8.0 * dense.itemsize
         lines.append(
             Line(
-                path=plan.paths[number],
+                path=layout.paths[number],
                 shape=like.shape,
                 dtype=like.dtype.name,
                 codec=f"dense {dense.name}" if codec is None else short(codec),
                 bits_per_element=bits,
                 payload_bytes=bytes_,
-                reason="dense reducer" if whole.given.uplink is None else plan.reasons[number],
+                reason="dense reducer" if plan.given.uplink is None else layout.reasons[number],
             )
         )
     return Description(
         lines=tuple(lines),
-        elements=sum(like.size for like in plan.likes),
-        payload_bytes=whole.payload_bytes,
-        dense_bytes=sum(like.size * jnp.dtype(like.dtype).itemsize for like in plan.likes),
-        picked=_picked(codec_or_reducer, source, whole, workers)
-        + _phases(whole, params)
-        + "".join(f"\nrule {path!r} decides no leaf" for path in plan.unused)
-        + "".join(f"\n{hint}" for hint in low_rank.merged_layers(plan)),
+        elements=sum(like.size for like in layout.likes),
+        payload_bytes=plan.payload_bytes,
+        dense_bytes=sum(like.size * jnp.dtype(like.dtype).itemsize for like in layout.likes),
+        picked=_picked(codec_or_reducer, source, plan, workers)
+        + _phases(plan, params)
+        + "".join(f"\nrule {path!r} decides no leaf" for path in layout.unused)
+        + "".join(f"\n{hint}" for hint in low_rank.merged_layers(layout)),
         workers=workers,
         link_bytes=None if workers is None else choose.wire_bytes(source, params, workers),
         dense_link_bytes=None
         if workers is None
         else sum(
             wire_cost.ring_bytes(like.size * like.dtype.itemsize, math.prod(axes))
-            for like in plan.likes
+            for like in layout.likes
         ),
         offers=_offers(source, params, workers),
     )

@@ -13,7 +13,7 @@ from jaxcomp.base import Codec
 from jaxcomp.feedback import Link, NoFeedback
 from jaxcomp.layout import policy as policy_, trees
 from jaxcomp.layout.policy import Policy
-from jaxcomp.planning import models, timing
+from jaxcomp.planning import models, planner, timing
 from jaxcomp.planning.planner import Clock
 from jaxcomp.recipes.quantizers import cast, qsgd_inf
 from jaxcomp.theory import comparison, cost
@@ -55,13 +55,13 @@ def plan_fsdp(
     """Forecasts whether `jaxcomp.fully_sharded` is faster with compressed weights and gradients.
 
     In a step a device sends `(n − 1)/n` of the weights' payload for each time that they are
-    gathered, and as much of the gradients'. The baseline sends both in bfloat16. With two levels a
+    gathered, and as much of the gradients'. The baseline sends both in bfloat16. Between hosts a
     device sends its shard over the slow link, and the shards of its column over the fast one.
 
     Args:
         params: the parameters, or their shapes and dtypes; or the number of parameters, for a
             transformer like GPT-2.
-        workers: the number of devices, or `(hosts, devices)` for two levels; all of them shard the
+        workers: the number of devices, or `(hosts, devices)`; all of them shard the
             model.
         network: the link of a device, or the slow one.
         codecs: pairs of a codec of the weights and one of the gradients by name, of which None is
@@ -79,7 +79,7 @@ def plan_fsdp(
         clock: a function that times a link; by default it measures on this device.
 
     Raises:
-        ValueError: for numbers out of range, fewer than two devices, more levels of them without
+        ValueError: for numbers out of range, fewer than two devices, a pair without
             `fast`, or a codec that is none.
 
     Example:
@@ -89,18 +89,18 @@ def plan_fsdp(
         >>> found.best.way.name, round(found.best.speedup, 1)
         ('8-bit weights, 4-bit gradients', 2.3)
     """
-    levels = _levels(workers, fast, network, gathers, link_per)
+    sizes = _sizes(workers, fast, network, gathers, link_per)
     like = models.transformer(params) if isinstance(params, int) else params
     timed = clock or (timing.untimed if link_only else timing.measure)
     named = {"dense float32": (None, None), "dense bfloat16": (_BFLOAT16, _BFLOAT16)}
     ways = []
     for name, pair in (named | dict(CODECS if codecs is None else codecs)).items():
         weights, gradients = _pair(name, pair)
-        passes = _Passes(like, levels, timed, link_only)
+        passes = _Passes(like, sizes, timed, link_only)
         total, inside = passes.of(weights, gathers, gathered=True)
         more, within = passes.of(gradients, 1, gathered=False)
         spent = total + more
-        sharing = levels[-1] if len(levels) > 1 and link_per == "host" else 1
+        sharing = sizes[-1] if len(sizes) > 1 and link_per == "host" else 1
         ways.append(
             Way(
                 name,
@@ -120,30 +120,25 @@ def plan_fsdp(
         margin=margin,
         doubt=doubt,
         elements=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like)),
-        workers=levels,
+        workers=sizes,
         link_per=link_per,
         timed=not link_only,
     )
     return comparison.compare(ways, network, conditions, baseline="dense bfloat16")
 
 
-def _levels(
+def _sizes(
     workers: Any, fast: Network | None, network: Any, gathers: int, link_per: str
 ) -> tuple[int, ...]:
-    """The number of devices on each level; raises a `ValueError` for arguments out of range."""
-    levels = workers if isinstance(workers, tuple) else (workers,)
-    for level in levels:
-        checks.integer("workers", level, 1)
+    """The numbers of hosts and devices; raises a `ValueError` for arguments out of range."""
+    sizes = planner.sizes_of(workers, network, link_per)
     checks.integer("gathers", gathers, 1)
-    checks.choice("link_per", link_per, ("host", "device"))
-    call = "jaxcomp.planning.Network(bandwidth=1.25e9, latency=50e-6)"
-    checks.made("network", network, Network, call)
-    if len(levels) > 2 or math.prod(levels) < 2 or (len(levels) > 1) != (fast is not None):
+    if len(sizes) > 2 or math.prod(sizes) < 2 or (len(sizes) > 1) != (fast is not None):
         raise ValueError(
             "`workers` must be at least 2 devices in all, or a pair (hosts, devices) beside "
             f"`fast`, got workers={workers!r} and fast={fast!r}"
         )
-    return levels
+    return sizes
 
 
 @dataclasses.dataclass
@@ -151,7 +146,7 @@ class _Passes:
     """The prices of sending all weights, or all gradients, and what timing their codecs found."""
 
     like: PyTree
-    levels: tuple[int, ...]
+    sizes: tuple[int, ...]
     clock: Clock
     link_only: bool
     errors: list[float] = dataclasses.field(default_factory=list)
@@ -162,7 +157,7 @@ class _Passes:
         layout = trees.layout(policy, self.like)
         payload = buffer.fused_bytes(wire_cost.payload_like(layout.batches))
         size = payload + trees.dense_bytes(layout)
-        slow, inner = self.levels[0], math.prod(self.levels[1:])
+        slow, inner = self.sizes[0], math.prod(self.sizes[1:])
         price = cost.Price(times * size * (slow - 1) / (slow * inner), times * (slow - 1))
         fast = cost.Price(times * size * (inner - 1) / inner, times * (inner - 1))
         n = slow * inner

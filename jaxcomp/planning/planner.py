@@ -142,8 +142,8 @@ def plan(
         clock: a function that times a link or reducer; by default it measures on this device.
 
     Raises:
-        ValueError: for numbers out of range, fewer than two workers, more levels of them without
-            `fast`, or a `link_per` that is neither.
+        ValueError: for numbers out of range, fewer than two workers, several numbers of them
+            without `fast`, or a `link_per` that is neither.
 
     Example:
         >>> import jaxcomp
@@ -157,18 +157,17 @@ def plan(
         with a larger error may need more steps. `error` is the relative error of one message on a
         normal vector, without feedback; `caution` names the fastest way if it loses nearly all.
     """
-    levels = workers if isinstance(workers, tuple) else (workers,)
-    _check(workers, levels, network, codecs, fast)
-    checks.choice("link_per", link_per, ("host", "device"))
+    sizes = sizes_of(workers, network, link_per)
+    _check(workers, sizes, codecs, fast)
     if isinstance(params, int):
         params = models.transformer(params)
     timed = clock or (timing.untimed if link_only else timing.measure)
     clock = (lambda way: timed(way).free) if link_only else timed
     # The link of a host carries the bytes of all of its devices.
-    sharing = levels[-1] if len(levels) > 1 and link_per == "host" else 1
+    sharing = sizes[-1] if len(sizes) > 1 and link_per == "host" else 1
     given = CODECS if codecs is None else codecs
-    named = ways({**given, **LOCAL} if rounds else given, levels)
-    found = [_way(name, reducer, params, levels, clock, sharing) for name, reducer in named.items()]
+    named = ways({**given, **LOCAL} if rounds else given, sizes)
+    found = [_way(name, reducer, params, sizes, clock, sharing) for name, reducer in named.items()]
     if codecs is not None:  # Who names a codec knows what it needs.
         found = [dataclasses.replace(way, biased=False) for way in found]
     if rounds:
@@ -184,26 +183,26 @@ def plan(
         margin=margin,
         doubt=doubt,
         elements=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
-        workers=levels,
+        workers=sizes,
         link_per=link_per,
         timed=not link_only,
         bold=max_error is not None,
-        left_out=_left_out(given, levels, large, max_error),
-        means={} if codecs is not None else means(named, levels),
+        left_out=_left_out(given, sizes, large, max_error),
+        means={} if codecs is not None else means(named, sizes),
     )
     compared = comparison.compare(kept, network, conditions, baseline="dense bfloat16")
     taken = named[compared.best.way.name]
-    leaves = _leaves(taken, params, levels, network, clock, sharing)
+    leaves = _leaves(taken, params, sizes, network, clock, sharing)
     return dataclasses.replace(compared, leaves=leaves)
 
 
 def _left_out(
-    codecs: Mapping[str, Any], levels: tuple[int, ...], large: list[str], max_error: float | None
+    codecs: Mapping[str, Any], sizes: tuple[int, ...], large: list[str], max_error: float | None
 ) -> tuple[str, ...]:
     """What is not compared, and why."""
     found = []
     low_rank = [name for name, given in codecs.items() if isinstance(given, PowerIteration)]
-    if len(levels) > 1 and low_rank:
+    if len(sizes) > 1 and low_rank:
         found.append(
             f"{', '.join(low_rank)}, which Hierarchical does not take (over the slow axis of a "
             "model that is sharded over the fast ones it can be used: plan that axis alone)"
@@ -213,29 +212,34 @@ def _left_out(
     return tuple(found)
 
 
-def _check(
-    workers: Any, levels: tuple[int, ...], network: Any, codecs: Any, fast: Network | None
-) -> None:
-    """Raises a `ValueError` for wrong types, and for arguments that do not fit together."""
-    for level in levels:
-        checks.integer("workers", level, 1)
+def sizes_of(workers: Any, network: Any, link_per: str) -> tuple[int, ...]:
+    """The number of workers on each axis; raises a `ValueError` for wrong types."""
+    sizes = workers if isinstance(workers, tuple) else (workers,)
+    for size in sizes:
+        checks.integer("workers", size, 1)
+    checks.choice("link_per", link_per, ("host", "device"))
+    call = "jaxcomp.planning.Network(bandwidth=1.25e9, latency=50e-6)"
+    checks.made("network", network, Network, call)
+    return sizes
+
+
+def _check(workers: Any, sizes: tuple[int, ...], codecs: Any, fast: Network | None) -> None:
+    """Raises a `ValueError` for arguments that do not fit together."""
     if codecs is not None and not isinstance(codecs, Mapping):
         raise ValueError(
             "`codecs` must be codecs or reducers by name, such as {'sign': jaxcomp.sign()}, got "
             f"{codecs!r}"
         )
-    call = "jaxcomp.planning.Network(bandwidth=1.25e9, latency=50e-6)"
-    checks.made("network", network, Network, call)
-    if math.prod(levels) < 2:
+    if math.prod(sizes) < 2:
         raise ValueError(f"`workers` must be at least 2 in all, got {workers!r}")
-    if (len(levels) > 1) != (fast is not None):
+    if (len(sizes) > 1) != (fast is not None):
         raise ValueError(
-            "`fast` must be the network of the last workers if `workers` has a number for each "
-            f"level, and only then, got workers={workers!r} and fast={fast!r}"
+            "`fast` must be the network of the last workers if `workers` has several numbers, and "
+            f"only then, got workers={workers!r} and fast={fast!r}"
         )
 
 
-def ways(codecs: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, Any]:
+def ways(codecs: Mapping[str, Any], sizes: tuple[int, ...]) -> dict[str, Any]:
     """By name, dense means and the given codecs by each reducer that can take them."""
     found: dict[str, Any] = dict(DENSE)
     for name, given in codecs.items():
@@ -245,7 +249,7 @@ def ways(codecs: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, Any]:
             continue
         for way in choose.candidates(source):
             found[f"{name}, {type(way).__name__}"] = way
-    if len(levels) == 1:
+    if len(sizes) == 1:
         return found
     return {
         name: reducer
@@ -297,7 +301,7 @@ def price(
 def _dense(
     reducer: Dense, like: PyTree, workers: tuple[int, ...], clock: Clock
 ) -> tuple[cost.Price, cost.Price]:
-    """A dense mean in two levels: each device brings a share over its slow link."""
+    """A dense mean over two axes: each device brings a share over its slow link."""
     *outer, inner = workers
     plan = Plan.of(reducer, like, sizes=(1,))
     elements, size = sum(leaf.size for leaf in plan.layout.likes), plan.payload_bytes

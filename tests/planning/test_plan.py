@@ -170,7 +170,7 @@ def test_collectives_of_a_large_tree_are_in_what_a_plan_says_of_latency():
     assert line.links == pytest.approx(24)
 
 
-def test_two_levels_share_out_what_crosses_the_slow_links():
+def test_two_axes_share_out_what_crosses_the_slow_links():
     outer = jaxcomp.TwoShot(EF, EF)
     reducer = jaxcomp.Hierarchical(jaxcomp.Dense(), outer)
     like = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
