@@ -136,7 +136,7 @@ from jaxcomp.recipes.sparsifiers import (
 from jaxcomp.recipes.stages import (
     msc as msc,
 )
-from jaxcomp.recipes.sums import (
+from jaxcomp.recipes.summable import (
     int_sgd as int_sgd,
     thc as thc,
 )

@@ -40,7 +40,7 @@ class Round:
     Attributes:
         name: the way.
         bytes: the bytes that a device sends in a round.
-        error: of one message, as in the plan; 0.0 for dense ones.
+        error: of one message, as in the comparison; 0.0 for dense ones.
         exchange: seconds of an exchange, its work included.
         alone: `H` without a delay: every exchange stops the steps.
         every: `H` with the delay.
@@ -197,8 +197,8 @@ def rounds(
     return Rounds(tuple(found), plan.compute, stall, longest, plan.about)
 
 
-def _round(line: Forecast, plan: Comparison, stall: float, delayed: float) -> Round:
-    step, exchange = plan.compute, line.mean
+def _round(line: Forecast, comparison: Comparison, stall: float, delayed: float) -> Round:
+    step, exchange = comparison.compute, line.mean
     delayed = 0.0 if line.way.local else delayed  # Such methods were measured without a delay.
     alone = max(1, math.ceil(exchange / (stall * step) - 1e-9))
 
@@ -225,7 +225,7 @@ def _round(line: Forecast, plan: Comparison, stall: float, delayed: float) -> Ro
         step=whole / every,
         stall=whole / (every * step) - 1,
         risky=line.way.risky,
-        program=_written(plan.conditions.means.get(line.way.name), line, every, hidden),
+        program=_written(comparison.conditions.means.get(line.way.name), line, every, hidden),
     )
 
 
