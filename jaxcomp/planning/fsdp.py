@@ -89,27 +89,33 @@ def plan_fsdp(
         >>> found.best.way.name, round(found.best.speedup, 1)
         ('8-bit weights, 4-bit gradients', 2.3)
     """
-    sizes = _sizes(workers, fast, network, gathers, link_per)
+    sizes = planner.sizes_of(workers, network, link_per)
+    checks.integer("gathers", gathers, 1)
+    if len(sizes) > 2 or math.prod(sizes) < 2 or (len(sizes) > 1) != (fast is not None):
+        raise ValueError(
+            "`workers` must be at least 2 devices in all, or a pair (hosts, devices) beside "
+            f"`fast`, got workers={workers!r} and fast={fast!r}"
+        )
     like = models.transformer(params) if isinstance(params, int) else params
-    timed = clock or (timing.untimed if link_only else timing.measure)
+    clock = planner.clock_of(clock, link_only)
+    sharing = sizes[-1] if len(sizes) > 1 and link_per == "host" else 1
     named = {"dense float32": (None, None), "dense bfloat16": (_BFLOAT16, _BFLOAT16)}
     ways = []
     for name, pair in (named | dict(CODECS if codecs is None else codecs)).items():
-        weights, gradients = _pair(name, pair)
-        passes = _Passes(like, sizes, timed, link_only)
-        total, inside = passes.of(weights, gathers, gathered=True)
-        more, within = passes.of(gradients, 1, gathered=False)
+        weights, gradients = _policies(name, pair)
+        timed: list[timing.Measured] = []
+        total, inside = _prices(like, weights, sizes, clock, timed, gathers=gathers)
+        more, within = _prices(like, gradients, sizes, clock, timed)
         spent = total + more
-        sharing = sizes[-1] if len(sizes) > 1 and link_per == "host" else 1
+        dense = name in named
         ways.append(
             Way(
                 name,
                 dataclasses.replace(spent, bytes=sharing * spent.bytes),
-                dense=name in named,
-                error=None if name in named else max(passes.errors, default=0.0),
-                low_rank=False,
+                dense=dense,
+                error=None if dense else max((found.error for found in timed), default=0.0),
                 fast=inside + within,
-                spread=max(passes.spreads, default=0.0),
+                spread=max((found.spread for found in timed), default=0.0),
             )
         )
     conditions = Conditions(
@@ -127,73 +133,49 @@ def plan_fsdp(
     return comparison.compare(ways, network, conditions, baseline="dense bfloat16")
 
 
-def _sizes(
-    workers: Any, fast: Network | None, network: Any, gathers: int, link_per: str
-) -> tuple[int, ...]:
-    """The numbers of hosts and devices; raises a `ValueError` for arguments out of range."""
-    sizes = planner.sizes_of(workers, network, link_per)
-    checks.integer("gathers", gathers, 1)
-    if len(sizes) > 2 or math.prod(sizes) < 2 or (len(sizes) > 1) != (fast is not None):
-        raise ValueError(
-            "`workers` must be at least 2 devices in all, or a pair (hosts, devices) beside "
-            f"`fast`, got workers={workers!r} and fast={fast!r}"
-        )
-    return sizes
+def _prices(
+    like: PyTree,
+    policy: Policy,
+    sizes: tuple[int, ...],
+    clock: Clock,
+    timed: list[timing.Measured],
+    gathers: int | None = None,
+) -> tuple[cost.Price, cost.Price]:
+    """The price of all weights, or of all gradients, over the slow links and over the fast ones.
 
-
-@dataclasses.dataclass
-class _Passes:
-    """The prices of sending all weights, or all gradients, and what timing their codecs found."""
-
-    like: PyTree
-    sizes: tuple[int, ...]
-    clock: Clock
-    link_only: bool
-    errors: list[float] = dataclasses.field(default_factory=list)
-    spreads: list[float] = dataclasses.field(default_factory=list)
-
-    def of(self, policy: Policy, times: int, *, gathered: bool) -> tuple[cost.Price, cost.Price]:
-        """The price over the slow links, and that over the fast ones before."""
-        layout = trees.layout(policy, self.like)
-        payload = buffer.fused_bytes(wire_cost.payload_like(layout.batches))
-        size = payload + trees.dense_bytes(layout)
-        slow, inner = self.sizes[0], math.prod(self.sizes[1:])
-        price = cost.Price(times * size * (slow - 1) / (slow * inner), times * (slow - 1))
-        fast = cost.Price(times * size * (inner - 1) / inner, times * (inner - 1))
-        n = slow * inner
-        for codec in policy.codecs:
-            leaves = zip(layout.likes, layout.codecs, strict=True)
-            elements = sum(like.size for like, own in leaves if own == codec)
-            if not elements or policy is _BFLOAT16:
-                continue
+    Args:
+        like: the parameters.
+        policy: the codecs.
+        sizes: the number of hosts, and of devices of each.
+        clock: a function that times a link.
+        timed: what it found is added to this list.
+        gathers: how many times weights are gathered; None for gradients.
+    """
+    layout, times = trees.layout(policy, like), gathers or 1
+    size = buffer.fused_bytes(wire_cost.payload_like(layout.batches)) + trees.dense_bytes(layout)
+    slow, inner = sizes[0], math.prod(sizes[1:])
+    price = cost.Price(times * size * (slow - 1) / (slow * inner), times * (slow - 1))
+    fast = cost.Price(times * size * (inner - 1) / inner, times * (inner - 1))
+    n = slow * inner
+    effort = cost.Effort(encodes=1 / n, decodes=1.0)
+    if gathers is None:
+        effort = cost.Effort(encodes=1.0, decodes=1 / n, adds=(n - 1) / n)
+    for codec in () if policy is _BFLOAT16 else policy.codecs:
+        leaves = zip(layout.likes, layout.codecs, strict=True)
+        elements = sum(like.size for like, own in leaves if own == codec)
+        if elements:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Weights have no feedback.
-                found = self.clock(Link(codec, NoFeedback()))
-            self.errors.append(found.error)
-            self.spreads.append(found.spread)
-            if self.link_only:
-                continue
-            effort = cost.Effort(encodes=1 / n, decodes=1.0)
-            if not gathered:
-                effort = cost.Effort(encodes=1.0, decodes=1 / n, adds=(n - 1) / n)
-            price += cost.Price(work=times * effort.seconds(found.work, elements))
-        return price, fast
+                timed.append(clock(Link(codec, NoFeedback())))
+            price += cost.Price(work=times * effort.seconds(timed[-1].work, elements))
+    return price, fast
 
 
-def _pair(name: str, pair: Any) -> tuple[Policy, Policy]:
-    if not isinstance(pair, tuple) or len(pair) != 2:
+def _policies(name: str, pair: Any) -> tuple[Policy, ...]:
+    known = isinstance(pair, tuple) and len(pair) == 2
+    if not known or not all(isinstance(one, Codec | Policy | None) for one in pair):
         raise ValueError(
             "`codecs` must be pairs of codecs, policies or None, of the weights and of the "
             f"gradients, got {pair!r} for {name!r}"
         )
-    return _policy(name, pair[0]), _policy(name, pair[1])
-
-
-def _policy(name: str, codec: Any) -> Policy:
-    if codec is None:
-        return policy_.NOTHING
-    if not isinstance(codec, Codec | Policy):
-        raise ValueError(
-            f"`codecs` must be pairs of codecs, policies or None, got {codec!r} for {name!r}"
-        )
-    return policy_.of(codec)
+    return tuple(policy_.NOTHING if one is None else policy_.of(one) for one in pair)

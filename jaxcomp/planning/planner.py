@@ -161,8 +161,7 @@ def plan(
     _check(workers, sizes, codecs, fast)
     if isinstance(params, int):
         params = models.transformer(params)
-    timed = clock or (timing.untimed if link_only else timing.measure)
-    clock = (lambda way: timed(way).free) if link_only else timed
+    clock = clock_of(clock, link_only)
     # The link of a host carries the bytes of all of its devices.
     sharing = sizes[-1] if len(sizes) > 1 and link_per == "host" else 1
     given = CODECS if codecs is None else codecs
@@ -221,6 +220,13 @@ def sizes_of(workers: Any, network: Any, link_per: str) -> tuple[int, ...]:
     call = "jaxcomp.planning.Network(bandwidth=1.25e9, latency=50e-6)"
     checks.made("network", network, Network, call)
     return sizes
+
+
+def clock_of(clock: Clock | None, link_only: bool) -> Clock:
+    """A function that times a way, or says that it takes no time."""
+    if not link_only:
+        return clock or timing.measure
+    return lambda way: (clock or timing.untimed)(way).free
 
 
 def _check(workers: Any, sizes: tuple[int, ...], codecs: Any, fast: Network | None) -> None:

@@ -299,30 +299,24 @@ def compare(
             way crosses fast links and there are none.
     """
     reference = _reference(ways, baseline)
-    within = {way.name: _seconds(way.fast, conditions.fast) for way in ways}
-    whole = {way.name: way.price + cost.Price(work=within[way.name]) for way in ways}
-    links = {
-        way.name: way.price.seconds(network) - way.price.work + within[way.name] for way in ways
-    }
-    steps = {
-        way.name: cost.step(
-            conditions.compute,
-            links[way.name] + way.price.work,
-            backward=conditions.backward,
-            overlap=conditions.overlap,
-            every=conditions.every,
-        )
-        for way in ways
-    }
-    hidden = conditions.overlap * conditions.backward
-    forecasts = []
+
+    def links(way: Way) -> float:
+        seconds = way.price.seconds(network) - way.price.work
+        return seconds + _seconds(way.fast, conditions.fast)
+
+    def whole(way: Way) -> cost.Price:
+        return way.price + cost.Price(work=_seconds(way.fast, conditions.fast))
+
+    def step(way: Way) -> float:
+        mean = links(way) + way.price.work
+        backward, overlap, every = conditions.backward, conditions.overlap, conditions.every
+        return cost.step(conditions.compute, mean, backward=backward, overlap=overlap, every=every)
+
+    hidden, forecasts = conditions.overlap * conditions.backward, []
     for way in ways:
-        name = way.name
-        edge = cost.break_even(
-            whole[reference.name], whole[name], latency=network.latency, hidden=hidden
-        )
-        gain = steps[reference.name] / steps[name] if steps[name] else 1.0
-        forecasts.append(Forecast(way, links[name], way.price.work, steps[name], gain, edge))
+        edge = cost.break_even(whole(reference), whole(way), latency=network.latency, hidden=hidden)
+        gain = step(reference) / step(way) if step(way) else 1.0
+        forecasts.append(Forecast(way, links(way), way.price.work, step(way), gain, edge))
     ordered = tuple(sorted(forecasts, key=lambda found: found.step))
     return Comparison(ordered, reference.name, network, conditions)
 
