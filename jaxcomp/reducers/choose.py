@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxcomp import checks, feedback as feedback_
+from jaxcomp import feedback as feedback_
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Feedback, Reducer
 from jaxcomp.exchange import plan as plan_, state as state_
@@ -72,12 +72,6 @@ def choose_reducer(
     """
     source = given(codec)
     return plan(source, like, sizes=sizes_of(source, workers)).given
-
-
-def Auto(link: "Link | Codec | Policy") -> "Link | Reducer":  # noqa: N802 - The former name.
-    """The link for which a plan chooses the reducer; until version 0.2, a reducer of its own."""
-    checks.warn_of_former("Auto(link)", "Link(codec, feedback), or the codec itself")
-    return given(link)
 
 
 def uplink(source: "Link | Reducer") -> Link | None:

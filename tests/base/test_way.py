@@ -7,7 +7,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 import jaxcomp
 

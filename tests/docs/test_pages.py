@@ -14,7 +14,7 @@ DOCS = ROOT / "docs"
 SITE = ROOT / "mkdocs.yml"
 PUBLIC = (
     "aggregates algorithms base codecs collectives federated adapters.flower gates graphs "
-    "optimizers planning reducers telemetry testing"
+    "optimizers planning reducers telemetry testing theory"
 )
 """The modules, beside `jaxcomp` itself, whose names a user types."""
 ELSEWHERE = {

@@ -16,7 +16,7 @@ from jaxcomp.exchange import legs, reduce as reduce_, state as state_
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import trees
 from jaxcomp.numerics import noise
-from jaxcomp.planning.description import short
+from jaxcomp.planning.columns import short
 from jaxcomp.transforms import stats
 
 WORKERS, STEPS = 8, 6
