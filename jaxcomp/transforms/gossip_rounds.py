@@ -17,8 +17,7 @@ from jaxcomp.mesh import on_graph, per_worker
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import choose
 from jaxcomp.reducers.gossip import Gossip
-from jaxcomp.transforms import sharded
-from jaxcomp.transforms.local_updates import nothing
+from jaxcomp.transforms import sharded, worker_round
 from jaxcomp.types import Array, AxisName, PyTree, Stacks
 
 
@@ -90,21 +89,11 @@ class Models(NamedTuple):
     tracked: Any
 
 
-def displaced(params: PyTree, offset: PyTree) -> PyTree:
-    """`params + offset`, added in the offset's dtype."""
-    return jax.tree.map(lambda p, x: x.astype(p.dtype), params, exact(params, offset))
-
-
-def exact(params: PyTree, offset: PyTree) -> PyTree:
-    """The same in the offset's dtype: narrow parameters would lose small steps."""
-    return jax.tree.map(lambda p, by: jnp.asarray(p, by.dtype) + by, params, offset)
-
-
 def begun(setup: Setup, params: PyTree) -> Any:
     """The memory before the first round."""
 
     def fresh(params: PyTree) -> Round:
-        offset = jax.tree.map(nothing, params)
+        offset = worker_round.start(params)
         like = setup.messages(offset, offset)
         return Round((), choose.memory(setup.reducer, like, setup.axis_name))
 
@@ -223,7 +212,7 @@ def _times(factor: float, x: Array) -> Array:
 def _near(setup: Setup, offset: PyTree, params: PyTree, taken: Array) -> PyTree:
     """The offset of the proximal point."""
     assert setup.prox is not None
-    found = setup.prox(exact(params, offset), taken)
+    found = setup.prox(worker_round.exact(params, offset), taken)
     return jax.tree.map(
         lambda x, p, by: x.astype(by.dtype) - p.astype(by.dtype), found, params, offset
     )
@@ -233,7 +222,7 @@ def _outer(setup: Setup, slow: Slow, mixed: PyTree, params: PyTree) -> Slow:
     """The slow parameters after a step by the pseudo-gradient."""
     assert setup.outer is not None
     delta = jax.tree.map(jnp.subtract, slow.offset, mixed)
-    here = exact(params, slow.offset)
+    here = worker_round.exact(params, slow.offset)
     update, outer = setup.outer.update(delta, slow.outer, here)
     moved = jax.tree.map(lambda a, u: a + u.astype(a.dtype), slow.offset, update)
     return Slow(moved, outer)

@@ -20,6 +20,7 @@ from jaxcomp.transforms import (
     local_steps as steps_,
     remainder,
     variance as variance_,
+    worker_round,
 )
 from jaxcomp.transforms.local_steps import FragmentState, LocalUpdatesState, Setup
 from jaxcomp.transforms.mean import compressed_mean
@@ -143,7 +144,7 @@ def message(
     With `guard`, a worker whose pseudo-gradient or weight is not finite goes back to the centre,
     and sends zeros with a weight of zero, as one that has not moved.
     """
-    delta = fragment.moved(params)
+    delta = fragment.delta(params)
     if not setup.settings["guard"]:
         return delta, weight, fragment
     sound = guarding.all_finite(delta if weight is None else (delta, weight))
@@ -199,7 +200,9 @@ def applied(
         before = (jax.tree.map(jnp.zeros_like, by), still, fragment.outer, fragment.rest)
         by, update, outer, rest = guarding.where_finite(sound, (by, update, outer, rest), before)
         fragment = fragment._replace(lost=_lost(fragment, sound))
-    own = xla.compile_separately(functools.partial(_mixed, setup))(fragment.offset.own(), by)
+    own = fragment.offset.own()
+    if setup.mix != 1:  # Else it is from the anchor, which does not move.
+        own = xla.compile_separately(functools.partial(worker_round.resume, setup.mix))(own, by)
     return update, fragment._replace(
         offset=PerWorker.wrap(own, "offset", setup.axis_name), outer=outer, rest=rest
     )
@@ -261,19 +264,6 @@ def _outer_step(
     step = jax.tree.map(lambda u, p: u.astype(p.dtype), step, whole)
     update, rest = remainder.moved(params, rest, step)
     return step, update, outer, rest
-
-
-def _mixed(setup: Setup, offset: PyTree, step: PyTree) -> PyTree:
-    """This worker's offset from the moved centre, at `mix · θ + (1 − mix) · φ`."""
-    if setup.mix == 0:
-        return jax.tree.map(jnp.zeros_like, offset)
-    if setup.mix == 1:
-        return offset  # From the anchor, which does not move.
-
-    def mixed(by: Array, u: Array) -> Array:
-        return jnp.asarray(setup.mix, by.dtype) * (by - u.astype(by.dtype))
-
-    return jax.tree.map(mixed, offset, step)
 
 
 def _is_sound(mean: PyTree, update: PyTree, params: PyTree, after: Any, before: Any) -> Array:

@@ -17,7 +17,7 @@ from jaxcomp.gates.periods import Constant, period as as_period
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import optax_wrappers, own_gradients, places, uniform
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import noise
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms import (
     fragments as fragments_,
@@ -25,6 +25,7 @@ from jaxcomp.transforms import (
     local_steps as steps_,
     remainder,
     weights,
+    worker_round,
 )
 from jaxcomp.transforms.local_steps import FragmentState, LocalUpdatesState, RoundOf, Setup
 from jaxcomp.transforms.mean import compressed_mean
@@ -323,7 +324,7 @@ def _init(setup: Setup, params: PyTree) -> LocalUpdatesState:
 def _begun(setup: Setup, part: PyTree, mean: optax.GradientTransformation) -> FragmentState:
     rest = remainder.nothing(part)
     return FragmentState(
-        offset=PerWorker.wrap(jax.tree.map(nothing, part), "offset", setup.axis_name),
+        offset=PerWorker.wrap(worker_round.start(part), "offset", setup.axis_name),
         mean=mean.init(part),
         outer=setup.outer.init(remainder.exact(part, rest)),
         lost=PerWorker.wrap(jnp.zeros((), jnp.int32), "local", setup.axis_name),
@@ -331,8 +332,3 @@ def _begun(setup: Setup, part: PyTree, mean: optax.GradientTransformation) -> Fr
         pending=jax.tree.map(jnp.zeros_like, part) if setup.delay else (),
         anchor=jax.tree.map(jnp.array, part) if setup.mix == 1 else (),
     )
-
-
-def nothing(leaf: Any) -> Array:
-    """An offset of zero from this leaf, at least in float32."""
-    return jnp.zeros(jnp.shape(leaf), summing.wide(jnp.result_type(leaf)))
