@@ -152,7 +152,6 @@ def gossip(
         `params`, as they do under `jaxcomp.init_state`. A step that is not finite stays on its
         worker, which goes on mixing; there is no value that all workers could decide by.
     """
-    _refuse(gate)
     setup = _checked(
         Setup(
             inner=widened(transformation("inner", inner)),
@@ -167,7 +166,8 @@ def gossip(
             stay=stay,
             guard=guard,
             param_specs=param_specs,
-        )
+        ),
+        gate,
     )
     seed = noise.words(key)
 
@@ -254,16 +254,13 @@ def _consensus(params: PyTree, state: PyTree) -> PyTree:
     return params
 
 
-def _refuse(gate: object) -> None:
+def _checked(setup: Setup, gate: object) -> Setup:
     if gate is not None:
         raise ValueError(
             "`gate` must be None, since no worker of a graph hears all others, got "
             f"{gate!r}; use every=2 for exchanges in every second step, or "
             "jaxcomp.graphs.Without(graph, silent=(3,)) for workers that stay silent"
         )
-
-
-def _checked(setup: Setup) -> Setup:
     checks.part("reducer", setup.reducer, Reducer)
     reducer: Any = setup.reducer
     if not isinstance(reducer, Gossip):

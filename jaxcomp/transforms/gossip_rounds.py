@@ -120,20 +120,6 @@ def memory_of(setup: Setup, memory: Any) -> Any:
     return on_graph.own(memory, setup.reducer.graph)
 
 
-def _on_shards(
-    setup: Setup, step: Callable[..., tuple[PyTree, Round]], tree: PyTree, state: Round
-) -> tuple[PyTree, Round]:
-    """`step(tree, state)`, of a sharded model on each device's own shard."""
-    if setup.param_specs is None:
-        return step(tree, state)
-
-    def of_shard(tree: PyTree, state: Round, params: PyTree, shards: Any) -> tuple[PyTree, Round]:
-        del params
-        return step(tree, state, shards)
-
-    return sharded.update(of_shard, tree, state, (), setup.specs, setup.axis_name)
-
-
 def exchanged(
     setup: Setup, models: Models, params: PyTree, key: Array, taken: Array, mixed: Array
 ) -> tuple[Models, Array]:
@@ -146,7 +132,10 @@ def exchanged(
     def once(carry: tuple[PyTree, Any, Array]) -> tuple[PyTree, Any, Array]:
         tree, memory, mixed = carry
         state = Round(noise.fold(key, mixed), memory)
-        tree, state = _on_shards(setup, mix, tree, state)
+        if setup.param_specs is None:
+            tree, state = mix(tree, state)
+        else:  # On each device's own shard.
+            tree, state = sharded.update(mix, tree, state, (), setup.specs, setup.axis_name)
         return tree, state.memory, mixed + 1
 
     carry = (tree, models.memory, mixed)
@@ -170,16 +159,17 @@ def exchanged(
 
 
 def _mixed(
-    setup: Setup, tree: PyTree, state: Round, shards: tuple[str, ...] = ()
+    setup: Setup, tree: PyTree, state: Round, params: Any = (), shards: tuple[str, ...] = ()
 ) -> tuple[PyTree, Round]:
     """`x + γ (Σⱼ wᵢⱼ x̂ⱼ − x̂ᵢ)` after one round, and the memory after it."""
-    del shards  # Each shard decides for itself which messages to leave out.
+    del params, shards  # Each shard decides for itself which messages to leave out.
     (key, memory), reducer, axis_name = state, setup.reducer, setup.axis_name
     before: Any = per_worker.unwrap(memory.feedback)
     plan = Plan.of(reducer, tree, axis_name)
     if setup.stay:
-        apart = _assembled(plan.layout, _apart(before.mirror, before.own))
-        tree = jax.tree.map(lambda x, by: x + _times(setup.mixing, by), tree, apart)
+        apart = jax.tree.map(jnp.subtract, before.mirror, before.own)
+        by = _assembled(plan.layout, apart)
+        tree = jax.tree.map(lambda x, by: x + _times(setup.mixing, by), tree, by)
     result = reduce_.reduce(plan, key, tree, memory, guard=setup.guard)
     known = reducer.uplink.feedback.known(result.sent, before)
     theirs = _assembled(plan.layout, known)
@@ -198,10 +188,6 @@ def _assembled(layout: trees.Layout, stacks: Stacks) -> PyTree:
     """The tree of these stacks; only leaves without elements are outside of all batches."""
     empty = [jnp.zeros(layout.likes[i].shape, layout.likes[i].dtype) for i in layout.dense]
     return trees.assemble(layout, stacks, empty)
-
-
-def _apart(those: Stacks, own: Stacks) -> Stacks:
-    return tuple(a - b for a, b in zip(those, own, strict=True))
 
 
 def _times(factor: float, x: Array) -> Array:
