@@ -9,21 +9,21 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomp.backend import conditional, xla
-from jaxcomp.base import Reducer
 from jaxcomp.exchange import guarding
 from jaxcomp.exchange.state import ReductionState
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import noise
+from jaxcomp.reducers import choose
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms import (
     fragments as fragments_,
     local_steps as steps_,
+    mean as mean_,
     remainder,
     variance as variance_,
     worker_round,
 )
 from jaxcomp.transforms.local_steps import FragmentState, LocalUpdatesState, Setup
-from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import Array, PyTree
 
 _SKETCH = 0x736B6574
@@ -53,8 +53,7 @@ def exchanged(
             taken, moves = (
                 conditional.uniform(state.waited == step, axis_name) for step in times[number]
             )
-        key = noise.fold(jnp.asarray(setup.seed), state.taken, _SKETCH)
-        talk = functools.partial(_talk, setup, averages[number], weight, key)
+        talk = functools.partial(_talk, setup, averages[number], weight, state.taken)
         update, after, variance = _moved(setup, talk, fragment, part, taken, moves)
         updates.append(update)
         found.append(after)
@@ -122,7 +121,7 @@ def _talk(
     setup: Setup,
     mean: Any,
     weight: Array | None,
-    key: Array,
+    taken: Array,
     fragment: FragmentState,
     params: PyTree,
 ) -> tuple[PyTree, FragmentState, Array]:
@@ -131,6 +130,7 @@ def _talk(
     made, memory = averaged(setup, mean, delta, fragment.mean, params, share)
     variance = jnp.zeros((), jnp.float32)
     if setup.period.measures:
+        key = noise.fold(jnp.asarray(setup.seed), taken, _SKETCH)
         exact = made if _is_plain(setup, share) else None
         variance = variance_.of_models(delta, setup.axis_name, key, exact)
     return made, fragment._replace(mean=memory), variance
@@ -145,7 +145,7 @@ def message(
     and sends zeros with a weight of zero, as one that has not moved.
     """
     delta = fragment.delta(params)
-    if not setup.settings["guard"]:
+    if not setup.guard:
         return delta, weight, fragment
     sound = guarding.all_finite(delta if weight is None else (delta, weight))
     delta = guarding.where_finite(sound, delta, jax.tree.map(jnp.zeros_like, delta))
@@ -171,7 +171,7 @@ def averaged(
     memory was not, and would spoil every later mean too.
     """
     made, after = mean.update(delta, memory, params, weight=weight)
-    if not (setup.settings["guard"] and jax.tree.leaves(after)):
+    if not (setup.guard and jax.tree.leaves(after)):
         return made, after
     sound = guarding.all_finite(made)
     fresh = mean.init(jax.tree.map(jnp.zeros_like, params))
@@ -194,7 +194,7 @@ def applied(
     """
     step = xla.compile_separately(functools.partial(_outer_step, setup))
     by, update, outer, rest = step(mean, fragment.outer, fragment.rest, params)
-    if setup.settings["guard"]:
+    if setup.guard:
         sound = _is_sound(mean, update, params, outer, fragment.outer)
         still = jax.tree.map(jnp.zeros_like, update)
         before = (jax.tree.map(jnp.zeros_like, by), still, fragment.outer, fragment.rest)
@@ -221,13 +221,14 @@ def together(
     With `guard`, a worker whose gradient is not finite sends zeros, and all workers leave out a
     step that would make the centre or the optimizer's state non-finite.
     """
-    guard, axis_name = setup.settings["guard"], setup.axis_name
+    guard, axis_name = setup.guard, setup.axis_name
     skipped, own = state.skipped.own(), jnp.ones((), bool)
     if guard:
         own = guarding.all_finite(grads if weight is None else (grads, weight))
         weight = None if weight is None else jnp.where(own, weight, 0)
         grads = guarding.where_finite(own, grads, jax.tree.map(jnp.zeros_like, grads))
-    mean: Any = compressed_mean(Dense(), axis_name)
+    dense = mean_.Setup(Dense(), axis_name, None, setup.seed, guard=True, stats=False)
+    mean: Any = mean_.transformation(dense, None, trusted=True)
     averaged, _ = mean.update(grads, mean.init(grads), params, weight=weight)
     step, shared = setup.inner.update(averaged, state.shared, params, **extra)
     parts, steps = (fragments_.split(setup.fragments, params, tree) for tree in (params, step))
@@ -280,9 +281,10 @@ def _lost(fragment: FragmentState, sound: Array) -> PerWorker:
 
 def _is_plain(setup: Setup, weight: Array | None) -> bool:
     """Whether the mean of an exchange is that of the models, and not rounded by a codec."""
-    reducer = setup.reducer
-    dense = isinstance(reducer, Reducer) and reducer.uplink is None
-    return dense and weight is None and setup.settings["gate"] is None
+    mean = setup.mean
+    if isinstance(mean, optax.GradientTransformation) or mean.gate is not None:
+        return False
+    return choose.uplink(mean.source) is None and weight is None
 
 
 def _when(go: Any, do: Callable[..., Any], rest: Callable[..., Any], *args: Any) -> Any:

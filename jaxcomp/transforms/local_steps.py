@@ -14,8 +14,7 @@ from jaxcomp.gates.periods import Constant
 from jaxcomp.mesh import kinds, specs as specs_
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import noise
-from jaxcomp.transforms import fragments as fragments_, remainder, worker_round
-from jaxcomp.transforms.mean import compressed_mean
+from jaxcomp.transforms import fragments as fragments_, mean as mean_, remainder, worker_round
 from jaxcomp.types import Array, AxisName, PyTree
 
 LAST = 2**31 - 2
@@ -95,14 +94,14 @@ class Setup(NamedTuple):
     outer: optax.GradientTransformationExtraArgs
     axis_name: AxisName
     period: Period
-    reducer: Any
+    mean: "mean_.Setup | optax.GradientTransformationExtraArgs"
     keep_inner: bool
     local_steps: tuple[int, ...] | None
     synchronous: int
     fragments: fragments_.Fragments
     delay: int
     mix: float
-    settings: dict[str, Any]
+    guard: bool
     seed: Any
     param_specs: PyTree
 
@@ -177,23 +176,18 @@ def left(setup: Setup, number: int, state: LocalUpdatesState) -> Array:
 
 
 def means(setup: Setup, params: PyTree) -> list[optax.GradientTransformationExtraArgs]:
-    """The compressed mean of each fragment."""
-    number = fragments_.count(setup.fragments, params)
-    if isinstance(setup.reducer, optax.GradientTransformation):
-        return [optax.with_extra_args_support(setup.reducer)] * number
+    """The mean of each fragment's pseudo-gradients, which are checked as gradients of the step."""
+    number, mean = fragments_.count(setup.fragments, params), setup.mean
+    if isinstance(mean, optax.GradientTransformation):
+        return [mean] * number
     specs: list[Any] = [setup.param_specs] * number
     if setup.param_specs is not None and number > 1:
         whole = specs_.spread("param_specs", setup.param_specs, params)
         specs = list(fragments_.split(setup.fragments, params, whole))
+    seeds = [mean.seed, *(noise.fold(jnp.asarray(mean.seed), n) for n in range(1, number))]
     return [
-        compressed_mean(
-            setup.reducer,
-            setup.axis_name,
-            key=noise.fold(jnp.asarray(setup.seed), fragment) if fragment else setup.seed,
-            param_specs=spec,
-            **setup.settings,
-        )
-        for fragment, spec in enumerate(specs)
+        mean_.transformation(mean._replace(seed=seed), spec, trusted=True)
+        for seed, spec in zip(seeds, specs, strict=True)
     ]
 
 
@@ -238,7 +232,7 @@ def alone(
         own,
         offset,
         takes=takes,
-        guard=setup.settings["guard"],
+        guard=setup.guard,
         extra=extra,
     )
     # Steps that a worker stalls by its number of them are not skipped ones.

@@ -178,17 +178,12 @@ def compressed_mean(
         checks.part("gate", gate, Gate)
         gate.check(choose.feedback(source))  # Which may warn of what closed rounds lose.
     setup = Setup(source, axis_name, gate, noise.words(key), guard, stats)
+    check(setup, param_specs)
     return transformation(setup, param_specs)
 
 
-def transformation(
-    given: Setup, param_specs: PyTree | None
-) -> optax.GradientTransformationExtraArgs:
-    """The transformation of these arguments.
-
-    Raises:
-        ValueError: as `compressed_mean`.
-    """
+def check(given: Setup, param_specs: PyTree) -> None:
+    """Raises a `ValueError` for arguments of the wrong kind, or that do not go together."""
     source, axis_name, gate = given.source, given.axis_name, given.gate
     for reducer in choose.candidates(source):
         if not reducer.facts.same_on_all:
@@ -208,9 +203,19 @@ def transformation(
     checks.flag("guard", given.guard)
     groups.check(given.stats, source)
 
+
+def transformation(
+    given: Setup, param_specs: PyTree | None, *, trusted: bool = False
+) -> optax.GradientTransformationExtraArgs:
+    """The transformation of these arguments, which `check` accepts.
+
+    With `trusted` its callers have checked where it is called, and that updates are a worker's own.
+    """
+    axis_name = given.axis_name
+
     def init_fn(params: PyTree) -> Any:
         optax_wrappers.check_wrappers()
-        params, setup = _trained(params), _over_devices(given, _lanes(given))
+        params, (setup, _) = _trained(params), _over_devices(given)
         fresh = functools.partial(_fresh, setup, params)
         if param_specs is None:
             return fresh(params)
@@ -224,12 +229,22 @@ def transformation(
         weight: Array | float | None = None,
         **extra: Any,
     ) -> tuple[PyTree, Any]:
-        optax_wrappers.check_wrappers()
-        axes.require(axis_name)
-        uniform.check_callers(axis_name)
+        if not trusted:
+            optax_wrappers.check_wrappers()
+            axes.require(axis_name)
+            uniform.check_callers(axis_name)
+            weights.refuse("exchange", extra, _EXCHANGES)
         _check_state(state)
-        weights.refuse("exchange", extra, _EXCHANGES)
-        setup, updates, state, params = _of_device(given, updates, state, _trained(params), weight)
+        setup, lanes = _over_devices(given)
+        params = _trained(params)
+        if not trusted:
+            places.check_shapes(updates, params, "parameters")
+            updates = own_gradients.check(updates, setup.axis_name)
+        if weight is not None:
+            updates = weights.weighted(setup.source, updates, weight, axis_name)
+        if lanes:  # A device averages the gradients of its lanes first.
+            updates = jax.lax.pmean(updates, lanes)
+            state, params = axes.first((state, params), lanes)
         rest = {name: value for name, value in extra.items() if name != TELL}
         setup = setup._replace(tell=TELL in extra, extra=rest)
         if param_specs is not None:
@@ -243,32 +258,17 @@ def transformation(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _of_device(
-    given: Setup, updates: PyTree, state: Any, params: PyTree, weight: Any
-) -> tuple[Setup, PyTree, Any, PyTree]:
-    """The checked arguments of a step; a device averages the gradients of its lanes first."""
-    lanes = _lanes(given)
-    setup = _over_devices(given, lanes)
-    places.check_shapes(updates, params, "parameters")
-    updates = own_gradients.check(updates, setup.axis_name)
-    if weight is not None:
-        updates = weights.weighted(setup.source, updates, weight, given.axis_name)
-    if lanes:
-        updates = jax.lax.pmean(updates, lanes)
-        state, params = axes.first((state, params), lanes)
-    return setup, updates, state, params
+def _over_devices(setup: Setup) -> tuple[Setup, tuple[str, ...]]:
+    """The mean over devices, and the axes of `jax.vmap` on each, whose lanes it averages first.
 
-
-def _lanes(setup: Setup) -> tuple:
-    """The axes of `jax.vmap` on each device, unless the reducer has levels of axes of its own."""
+    A reducer with levels of axes of its own sees all of them.
+    """
     axis_name = setup.axis_name
     levels = isinstance(setup.source, Reducer) and setup.source.facts.levels is not None
-    return axes.lanes(axis_name) if axes.bound(axis_name) and not levels else ()
-
-
-def _over_devices(setup: Setup, lanes: tuple) -> Setup:
-    """The mean over devices; a device averages the gradients of its lanes, and sends once."""
-    return setup._replace(axis_name=axes.without(setup.axis_name, lanes)) if lanes else setup
+    lanes = axes.lanes(axis_name) if axes.bound(axis_name) and not levels else ()
+    if not lanes:
+        return setup, ()
+    return setup._replace(axis_name=axes.without(axis_name, lanes)), lanes
 
 
 def _fresh(setup: Setup, whole: PyTree, params: PyTree) -> CompressedMeanState:
