@@ -381,11 +381,9 @@ def _exchange(
     def talk(models: Models, mixed: Array, params: PyTree) -> tuple[Models, Array]:
         return rounds_.exchanged(setup, models, params, state.gossip_key, state.taken, mixed)
 
-    def rest(models: Models, mixed: Array, params: PyTree) -> tuple[Models, Array]:
-        del params
-        return models, mixed
-
     if setup.every == 1:
         return talk(models, state.mixed, params)
     due = conditional.uniform(state.taken % setup.every == setup.every - 1, setup.axis_name)
-    return conditional.either(due, talk, rest, models, state.mixed, params)
+    return conditional.either(
+        due, talk, lambda models, mixed, _: (models, mixed), models, state.mixed, params
+    )

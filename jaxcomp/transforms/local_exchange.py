@@ -94,27 +94,18 @@ def _moved(
         made, fragment, variance = talk(fragment, params)
         return *applied(setup, fragment, made, params), variance
 
-    def rest(fragment: FragmentState, params: PyTree) -> tuple[PyTree, FragmentState, Array]:
-        return nothing, fragment, none
-
-    held = fragment.pending
-    fragment = fragment._replace(pending=())
     if not setup.delay:
-        return _when(moves, both, rest, fragment, params)
-
-    def wait(fragment: FragmentState, params: PyTree) -> tuple[PyTree, FragmentState, Array]:
-        return held, fragment, none
-
-    held, fragment, variance = _when(taken, talk, wait, fragment, params)
-
-    def move(fragment: FragmentState, params: PyTree) -> tuple[PyTree, FragmentState]:
-        return applied(setup, fragment, held, params)
-
-    def stay(fragment: FragmentState, params: PyTree) -> tuple[PyTree, FragmentState]:
-        return nothing, fragment
-
-    update, fragment = _when(moves, move, stay, fragment, params)
-    return update, fragment._replace(pending=held), variance
+        return _when(moves, both, lambda at, _: (nothing, at, none), fragment, params)
+    held, fragment = fragment.pending, fragment._replace(pending=())
+    made, fragment, variance = _when(taken, talk, lambda at, _: (held, at, none), fragment, params)
+    update, fragment = _when(
+        moves,
+        lambda at, params: applied(setup, at, made, params),
+        lambda at, _: (nothing, at),
+        fragment,
+        params,
+    )
+    return update, fragment._replace(pending=made), variance
 
 
 def _talk(
@@ -171,17 +162,19 @@ def averaged(
     memory was not, and would spoil every later mean too.
     """
     made, after = mean.update(delta, memory, params, weight=weight)
-    if not (setup.guard and jax.tree.leaves(after)):
+
+    def is_memory(node: Any) -> bool:
+        return isinstance(node, ReductionState) and bool(jax.tree.leaves(node))
+
+    if not (setup.guard and any(map(is_memory, jax.tree.leaves(after, is_leaf=is_memory)))):
         return made, after
     sound = guarding.all_finite(made)
     fresh = mean.init(jax.tree.map(jnp.zeros_like, params))
 
-    def kept(now: Any, begun: Any) -> Any:
-        return guarding.where_finite(sound, now, begun) if isinstance(now, ReductionState) else now
+    def pick(now: Any, begun: Any) -> Any:
+        return guarding.where_finite(sound, now, begun) if is_memory(now) else now
 
-    return made, jax.tree.map(
-        kept, after, fresh, is_leaf=lambda node: isinstance(node, ReductionState)
-    )
+    return made, jax.tree.map(pick, after, fresh, is_leaf=is_memory)
 
 
 def applied(
