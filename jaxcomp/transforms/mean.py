@@ -290,11 +290,11 @@ def _step(
 def _over_devices(setup: Setup) -> tuple[Setup, tuple[str, ...]]:
     """The mean over devices, and the axes of `jax.vmap` on each, whose lanes it averages first.
 
-    A reducer with levels of axes of its own sees all of them.
+    A reducer with tiers of axes of its own sees all of them.
     """
     axis_name = setup.axis_name
-    levels = isinstance(setup.source, Reducer) and setup.source.facts.levels is not None
-    lanes = axes.lanes(axis_name) if axes.bound(axis_name) and not levels else ()
+    tiers = isinstance(setup.source, Reducer) and setup.source.facts.tiers is not None
+    lanes = axes.lanes(axis_name) if axes.bound(axis_name) and not tiers else ()
     if not lanes:
         return setup, ()
     return setup._replace(axis_name=axes.without(axis_name, lanes)), lanes
