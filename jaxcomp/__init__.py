@@ -4,6 +4,7 @@ from jaxcomp import (
     adapters as adapters,
     aggregates as aggregates,
     algorithms as algorithms,
+    base as base,
     codecs as codecs,
     collectives as collectives,
     federated as federated,
