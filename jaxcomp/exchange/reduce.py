@@ -116,10 +116,9 @@ def reduce(
     given = stacks if plan.fast is None else fast_axis.scatter(plan, stacks)
     message, feedback = plan.feedback.compensate(given, before.feedback)
     dense, of_dense = step.of_dense.compensate(tuple(dense), before.dense)
-    opened = Opened(jnp.ones((), bool), weight, ())
+    opened, all_of_it = Opened(jnp.ones((), bool), weight, ()), (message, dense)
     if gated is not None:
-        given_away = (message, dense)
-        opened = gated.gate.open(gated.key, given_away, gated.state, plan.axis, gated.params)
+        opened = gated.gate.open(gated.key, all_of_it, gated.state, plan.axis, gated.params)
     go = conditional.uniform(opened.go, plan.axis_name) if step.closes else jnp.ones((), bool)
     held = ReductionState(feedback, state_.of_reducer(plan, state.reducer), of_dense)
     if plan.fast is not None:
