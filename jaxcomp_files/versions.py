@@ -51,7 +51,7 @@ class Version(NamedTuple):
 
 
 class _Manifest(NamedTuple):
-    """What a version's manifest says; `sums` is None until all files are written."""
+    """The manifest of a version; `sums` is None until all files are written."""
 
     kind: str
     files: list[str]

@@ -126,7 +126,7 @@ def serve(
 
 
 def reply(answer: Callable[[bytes], bytes], content: bytes) -> tuple[bytes, bytes]:
-    """What is said to a message; an error is logged, and told to who asked."""
+    """The answer to a message; an error is logged, and told to who asked."""
     try:
         return _GOOD, answer(content)
     except Exception as error:

@@ -13,6 +13,6 @@ Method = optax.GradientTransformationExtraArgs
 Rate = Any
 """A learning rate: a number, or an optax schedule."""
 Over = Callable[[Link], Reducer]
-"""What makes a reducer of one link, such as `Gather` or `TwoShot`."""
+"""A function that makes a reducer of one link, such as `Gather` or `TwoShot`."""
 Mean = Codec | Policy | Link | Reducer
-"""What averages, as for `compressed_mean`."""
+"""The codec, policy, link or reducer that averages, as for `compressed_mean`."""

@@ -17,7 +17,7 @@ from jaxcomp.types import Array, ArrayLike, AxisName, Key, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a codec declares about its numbers, and about the hooks that it has.
+    """Facts that a codec declares about its numbers, and about the hooks that it has.
 
     Attributes:
         bits_per_element: the codec's claim of its bits an element in a full bucket (the contract

@@ -13,7 +13,7 @@ from jaxcomp.types import Array, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class FeedbackFacts:
-    """What a feedback declares about itself, for links, gates, reducers and clients.
+    """Facts that a feedback declares, for links, gates, reducers and clients.
 
     Attributes:
         memory: whether it has any memory.
@@ -76,7 +76,7 @@ class Feedback(Interface, abstract=True):
         """This device's part of the estimate, and the memory for the next step."""
 
     def known(self, sent: PyTree, state: PyTree) -> PyTree:
-        """What the receivers know of this worker's input after a message.
+        """This worker's input as the receivers know it after a message.
 
         Args:
             sent: the message as they decoded it.

@@ -27,7 +27,7 @@ class Costs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ReducerFacts:
-    """What a reducer declares about itself, for transforms, plans and gates.
+    """Facts that a reducer declares, for transforms, plans and gates.
 
     Attributes:
         splits: whether a device has only a slice of the mean before the last leg, not all of it.

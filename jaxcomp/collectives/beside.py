@@ -1,4 +1,4 @@
-"""What a loss returns beside its value, as `jax.value_and_grad` returns it of the whole batch."""
+"""Values that a loss returns beside it, as `jax.value_and_grad` returns them of the whole batch."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -161,7 +161,7 @@ def fully_sharded(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FullySharded:
-    """What `fully_sharded` returns.
+    """The loss and gradients of a sharded model, as a function of its parts.
 
     Attributes:
         loss_fn: the loss.

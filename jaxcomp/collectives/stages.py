@@ -24,7 +24,7 @@ def passed_on(
     site: Any = 0,
     back: "Codec | Policy | None" = None,
 ) -> Array:
-    """What the last stage makes of each microbatch; zeros on all other stages.
+    """The last stage's result for each microbatch; zeros on all other stages.
 
     In tick `t` stage `i` computes microbatch `t − i`, and sends the result to stage `i + 1`.
 

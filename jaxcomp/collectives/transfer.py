@@ -1,4 +1,4 @@
-"""What every collective is: a static description, its run, and its transposed collective."""
+"""Collectives: a static description, its run, and the collective of its backward pass."""
 
 import abc
 import dataclasses
@@ -36,7 +36,7 @@ class Transfer(abc.ABC):
 
     @abc.abstractmethod
     def run(self, key: Array, tree: PyTree) -> PyTree:
-        """What this worker receives."""
+        """The tree that this worker receives."""
 
     @abc.abstractmethod
     def transposed(self, *, typed: bool) -> "Transfer":

@@ -1,4 +1,4 @@
-"""What a device makes of the payloads that it received: the combinations of a leg."""
+"""Combinations of a leg: the rows that a device makes of the payloads that it received."""
 
 import dataclasses
 import functools

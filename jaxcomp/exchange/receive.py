@@ -107,7 +107,7 @@ def _decoded(
     *,
     sliced: bool,
 ) -> list[Array]:
-    """What every worker's payloads decode to: `[workers, buckets, size]` for each batch."""
+    """Every worker's decoded payloads: `[workers, buckets, size]` for each batch."""
     found = []
     everyones = _numbered(everyone(key, batches, workers), first)
     for keys, batch, payload, side in zip(everyones, batches, payloads, sides, strict=True):

@@ -158,7 +158,7 @@ def reduce(
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """What decides about a round.
+    """The static settings of a round.
 
     Attributes:
         plan: the plan.

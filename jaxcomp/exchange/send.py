@@ -104,7 +104,7 @@ def decode(
 
 
 def real(batch: Any, x: Array) -> Array:
-    """What a payload decoded to, with zeros in the padding."""
+    """A decoded payload with zeros in the padding."""
     return x if batch.codec.facts.keeps_zeros else batches_.real(batch, x)
 
 

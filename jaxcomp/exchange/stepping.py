@@ -215,7 +215,7 @@ class Stepper:
         first: Array,
         extra: dict[str, Any],
     ) -> tuple[Stacks, Stepped]:
-        """What to send of arrays, and the next state."""
+        """The updates to send, and the next state."""
         weights = tuple(map(_wide, replica))
         if self.remembers:
             weights = tuple(x + r for x, r in zip(weights, state.residual, strict=True))

@@ -21,7 +21,7 @@ from jaxcomp.types import Array, AxisName, PyTree
 
 
 class Own(NamedTuple):
-    """What one client keeps between rounds: a row of the table of clients.
+    """The memory of one client between rounds: a row of the table of clients.
 
     Attributes:
         inner: the state of its local optimizer.
@@ -35,7 +35,7 @@ class Own(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What all clients of a round know.
+    """Values that all clients of a round know.
 
     Attributes:
         key: the round's key.
@@ -65,7 +65,7 @@ class Clients(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What is left of a block.
+    """The result of a block.
 
     Attributes:
         total: the sum of the messages so far.
@@ -85,7 +85,7 @@ class Done(NamedTuple):
 
 
 def init(method: Method, params: PyTree) -> Own:
-    """What a client keeps before its first round."""
+    """A client's memory before its first round."""
     up = method.uplink
     parts = turns.likes(method, params)
     memories: Any = tuple(uplink_.init(up, part) for part in parts)
@@ -231,7 +231,7 @@ def _chosen(accepted: Array, message: Message) -> Memory:
 
 
 def heard(method: Method, plan: Layout, row: PyTree, read: Any, accepted: Array) -> PyTree:
-    """What the server knows of a client after its message."""
+    """The server's knowledge of a client after its message."""
     if not jax.tree.leaves(row):
         return row
     after = method.uplink.side.heard(row, trees.assemble(plan, *read))

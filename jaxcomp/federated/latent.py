@@ -84,7 +84,7 @@ class Latent:
         return self._map(lambda x: jnp.tanh(self.k * x), lambda x: x, params)
 
     def signal(self, start: PyTree, end: PyTree) -> PyTree:
-        """What a client sends: its forward weights; of other leaves, the difference `φ − θ`."""
+        """A client's message: its forward weights; of other leaves, the difference `φ − θ`."""
         return self._map(lambda _, x: jnp.tanh(self.k * x), jnp.subtract, start, end)
 
     def deploy(self, params: PyTree, values: int = 2) -> PyTree:

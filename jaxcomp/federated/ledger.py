@@ -88,7 +88,7 @@ class Ledger:
         del self._sizes[:-KEPT]
 
     def kept(self) -> tuple[np.ndarray, ...]:
-        """What a checkpoint holds; its shapes never change."""
+        """The arrays of a checkpoint; their shapes never change."""
         sizes = np.full(KEPT, -1, np.int64)
         sizes[: len(self._sizes)] = self._sizes
         return self._has, sizes, np.array([self.up, self.down], np.int64)

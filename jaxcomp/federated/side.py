@@ -7,7 +7,7 @@ from jaxcomp.types import PyTree
 
 
 class Side(Interface, abstract=True):
-    """What the decoder of a client's message knows beside it, for codecs that make use of it.
+    """Side information of the decoder of a client's message, for codecs that use it.
 
     Three kinds of memory: `shared` is the same on the server and all clients, and follows from the
     parameters that all know; `own` is a client's; `row` is the server's of one client. A guess has
@@ -16,17 +16,17 @@ class Side(Interface, abstract=True):
     """
 
     def shared(self, params: PyTree) -> PyTree:
-        """What the server and all clients know before the first round."""
+        """The knowledge of the server and all clients before the first round."""
         del params
         return ()
 
     def own(self, params: PyTree) -> PyTree:
-        """What a client knows before its first message."""
+        """A client's knowledge before its first message."""
         del params
         return ()
 
     def row(self, params: PyTree) -> PyTree:
-        """What the server knows of a client before its first message."""
+        """The server's knowledge of a client before its first message."""
         del params
         return ()
 
@@ -41,17 +41,17 @@ class Side(Interface, abstract=True):
         return None
 
     def sent(self, own: PyTree, message: PyTree) -> PyTree:
-        """What the client knows once its message, as the server decodes it, is accepted."""
+        """The client's knowledge once its message, as the server decodes it, is accepted."""
         del message
         return own
 
     def heard(self, row: PyTree, message: PyTree) -> PyTree:
-        """What the server knows of a client whose decoded message it accepted."""
+        """The server's knowledge of a client whose decoded message it accepted."""
         del message
         return row
 
     def learn(self, shared: PyTree, before: PyTree, after: PyTree) -> PyTree:
-        """What all know after the parameters went from `before` to `after`."""
+        """The knowledge of all after the parameters went from `before` to `after`."""
         del before, after
         return shared
 

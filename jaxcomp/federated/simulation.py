@@ -28,7 +28,7 @@ Batches = Callable[[np.ndarray, int], Any]
 
 
 class Report(NamedTuple):
-    """What happened in a round.
+    """The report of a round.
 
     Attributes:
         round: its number, from 0.

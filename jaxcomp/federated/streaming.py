@@ -14,7 +14,7 @@ from jaxcomp.types import Array, PyTree
 
 
 class Streamed(NamedTuple):
-    """What a client keeps of its work.
+    """A client's memory of its work.
 
     Attributes:
         inner: the state of its optimizer.
@@ -34,7 +34,7 @@ class Streamed(NamedTuple):
 
 
 def init(method: Method, params: PyTree) -> PyTree:
-    """What a client keeps of its work before its first round."""
+    """A client's memory of its work before its first round."""
     inner = method.work.init(params)
     if not method.streams:
         return inner
@@ -51,7 +51,7 @@ def keeps_centre(method: Method) -> bool:
 def update(
     method: Method, turn: int, centre: PyTree, kept: Streamed, batches: Any, steps: Array | int
 ) -> tuple[PyTree, Streamed, Array]:
-    """What a client sends of this fragment, what it keeps, and the loss before each step.
+    """The message of this fragment, the client's memory, and the loss before each step.
 
     The last `delay` of its batches are left for `rest`.
 
@@ -83,7 +83,7 @@ def update(
 
 
 def rest(method: Method, kept: Streamed, batches: Any, steps: Array | int) -> Streamed:
-    """What a client keeps after the steps of the delay, at the parameters of its last round.
+    """A client's memory after the steps of the delay, at the parameters of its last round.
 
     Args:
         method: the method.

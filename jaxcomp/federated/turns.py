@@ -13,7 +13,7 @@ from jaxcomp.transforms import fragments as fragments_, leaves
 from jaxcomp.types import Array, PyTree
 
 _OWN = ("optimizer", "mirror", "down", "aggregate")
-"""What the server keeps for each fragment."""
+"""The server's memory for each fragment."""
 
 
 def of(method: Method, like: PyTree, number: int) -> int:
@@ -45,7 +45,7 @@ def one(method: Method, held: Any, turn: int) -> Any:
 
 
 def put(method: Method, held: Any, turn: int, new: Any) -> Any:
-    """What is held for each fragment, with another one's own."""
+    """The memory of all fragments, with another one's own."""
     return new if method.fragments == 1 else (*held[:turn], new, *held[turn + 1 :])
 
 

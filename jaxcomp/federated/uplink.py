@@ -20,7 +20,7 @@ from jaxcomp.types import Array, PyTree, Stacks
 
 @dataclasses.dataclass(frozen=True)
 class Uplink:
-    """What a client sends its update with: a link, and the server's side information.
+    """The way of a client's update: a link, and the server's side information.
 
     Args:
         link: a `Link`; a codec or a policy has the feedback that the codec needs: a `Residual` if
@@ -112,7 +112,7 @@ def as_link(name: str, given: "Link | Codec | Policy") -> Link:
 
 
 class Memory(NamedTuple):
-    """What a client keeps for its messages, between rounds.
+    """A client's memory for its messages, between rounds.
 
     Attributes:
         feedback: the feedback of the compressed leaves.

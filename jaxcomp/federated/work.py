@@ -62,7 +62,7 @@ class LocalSteps:
             )
 
     def init(self, params: PyTree) -> PyTree:
-        """What a client keeps from round to round."""
+        """A client's memory from round to round."""
         return self.optimizer.init(params) if self.keep else ()
 
     def run(
@@ -83,7 +83,7 @@ class LocalSteps:
     def update(
         self, signal: Signal, params: PyTree, kept: PyTree, batches: Any, steps: Array | int
     ) -> tuple[PyTree, PyTree, Array]:
-        """What a client sends, what it keeps, and the loss before each step.
+        """A client's message, its memory, and the loss before each step.
 
         Args:
             signal: `signal(start, end)`; with `offsets` it is `φ − θ`.
@@ -142,5 +142,5 @@ class LocalSteps:
 
 
 def difference(start: PyTree, end: PyTree) -> PyTree:
-    """What a client sends by default: `φ − θ`, in the sign of a gradient."""
+    """The default message of a client: `φ − θ`, in the sign of a gradient."""
     return jax.tree.map(jnp.subtract, start, end)

@@ -29,7 +29,7 @@ DENSE: Mapping[str, Any] = {name: mean for name, (_, mean) in _DENSE.items()}
 """The dense means, of which there is one over all axes."""
 _LOCAL = {"SparseLoCo": ("jaxcomp.chunk_top_k()", Gather(Link(chunk_top_k(), Residual(0.95))))}
 LOCAL: Mapping[str, Any] = {name: mean for name, (_, mean) in _LOCAL.items()}
-"""What methods of local steps send, beside those codecs."""
+"""Codecs of methods of local steps, beside those above."""
 
 
 def means(named: Mapping[str, Any], sizes: tuple[int, ...]) -> dict[str, str]:

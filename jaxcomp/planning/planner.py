@@ -198,7 +198,7 @@ def plan(
 def _left_out(
     codecs: Mapping[str, Any], sizes: tuple[int, ...], large: list[str], max_error: float | None
 ) -> tuple[str, ...]:
-    """What is not compared, and why."""
+    """The ways that are not compared, and why."""
     found = []
     low_rank = [name for name, given in codecs.items() if isinstance(given, PowerIteration)]
     if len(sizes) > 1 and low_rank:

@@ -18,7 +18,7 @@ _OF_WAY = (
     "way.name", "way.dense", "way.price.bytes", "way.error", "way.risky", "way.spread",
     "step", "mean", "work", "speedup", "break_even",
 )  # fmt: skip
-"""What JSON tells of a forecast."""
+"""A forecast as JSON has it."""
 _COLUMNS = 100
 _SCATTER = 0.2
 """A spread of times above which a note says that the machine was not idle."""
@@ -207,7 +207,7 @@ class Comparison:
 
     @property
     def program(self) -> str:
-        """What to write for the recommended way; empty for a dense one or codecs of your own."""
+        """The line of the recommended way; empty for a dense one or codecs of your own."""
         mean = self.conditions.means.get(self.best.way.name)
         return f"jaxcomp.compressed_mean({mean}, axis_name)" if mean and self.compress else ""
 

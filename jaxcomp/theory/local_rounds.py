@@ -96,7 +96,7 @@ class Rounds:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the table leaves unsaid."""
+        """Notes below the table."""
         risky = [one.name for one in self.rounds if one.risky]
         if not risky:
             return ()

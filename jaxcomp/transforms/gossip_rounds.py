@@ -74,7 +74,7 @@ class Tracked(NamedTuple):
 
 
 class Models(NamedTuple):
-    """What an exchange changes on this worker.
+    """The values that an exchange changes on this worker.
 
     Attributes:
         offset: its parameters minus the centre.

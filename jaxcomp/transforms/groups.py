@@ -140,7 +140,7 @@ def payload(plan: Plan, groups: Sequence[str]) -> dict[str, float]:
 
 
 def of_group(leaves: dict[int, Array], groups: Sequence[str], name: str) -> list[Array]:
-    """What the leaves of a group have."""
+    """Statistics of the leaves of a group."""
     return [value for leaf, value in leaves.items() if groups[leaf] == name]
 
 

@@ -54,7 +54,7 @@ class FragmentState(NamedTuple):
         return worker_round.delta(self.offset.own(), params, self.center(params))
 
     def center(self, params: PyTree) -> PyTree:
-        """What the offset of a worker at the centre is."""
+        """The offset of a worker at the centre."""
         if self.anchor == ():
             return jax.tree.map(jnp.zeros_like, self.offset.own())
         whole = remainder.exact(params, self.rest)
@@ -108,7 +108,7 @@ class Setup(NamedTuple):
 
 
 class RoundOf(NamedTuple):
-    """What `local_round` gives a step in place of `exchange`.
+    """A step of `local_round`, which gives it this in place of `exchange`.
 
     Attributes:
         steps: the number of steps of the round.

@@ -31,7 +31,7 @@ from jaxcomp.types import AxisName, PyTree
 
 
 class Exchange(NamedTuple):
-    """What an exchange brings: the mean, the memory of its codec, and how long it took."""
+    """The result of an exchange: the mean, the memory of its codec, and how long it took."""
 
     mean: PyTree
     memory: Any
@@ -186,7 +186,7 @@ class Overlapped:
         self._talks: list[Callable[..., Any]] = []
         self._pool = ThreadPoolExecutor(1, "exchange")
         self.times = Times()
-        """What the exchanges took so far; set it to `Times()` to begin anew."""
+        """The times of the exchanges so far; set it to `Times()` to begin anew."""
 
     def __enter__(self) -> "Overlapped":
         return self

@@ -66,6 +66,15 @@ def code_lines(text):
     return len(found)
 
 
+def test_docstrings_begin_with_a_noun_or_a_verb(sources):
+    """A relative clause names nothing: "What a reducer declares" are its facts."""
+    found = {
+        name: [line.strip() for line in text.splitlines() if line.strip().startswith('"""What ')]
+        for name, text in sources.items()
+    }
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
 def test_the_package_does_not_grow_unseen(sources):
     assert code_lines('"""Says."""\nimport os\n\n\ndef f():  # Why.\n    return os\n') == 2
     assert sum(map(code_lines, sources.values())) <= LINES_OF_CODE
