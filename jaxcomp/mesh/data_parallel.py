@@ -134,7 +134,7 @@ class _Runner:
     def run_ahead(self, compiled: Any, rest: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The results of a step that was compiled ahead of time for these static leaves."""
 
-        def chosen(*plain, layout, keywords, rest: Any) -> Any:
+        def choose(*plain, layout, keywords, rest: Any) -> Any:
             if rest != wanted:
                 raise ValueError(
                     "the arguments must have the static leaves, and nnx objects of the structure, "
@@ -144,7 +144,7 @@ class _Runner:
             return compiled(*plain)
 
         wanted = rest
-        args, rest, results = self._call(args, kwargs, placement.put, lambda step: chosen)
+        args, rest, results = self._call(args, kwargs, placement.put, lambda step: choose)
         return objects.finish(args, rest, results)
 
     def _call(self, args: tuple, kwargs: dict[str, Any], move: Any, stage: Any) -> Any:

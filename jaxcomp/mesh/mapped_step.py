@@ -149,15 +149,14 @@ class MappedStep:
     ) -> Any:
         """The results of one worker, from its own arguments."""
 
-        def named(*own):
+        def call(*own):
             placed = len(own) - len(keywords)
             return self._step(*own[:placed], **dict(zip(keywords, own[placed:], strict=True)))
 
-        def whole():
-            return objects.call(named, list(own), rest, self.axis_name)
-
         doubts = self.given.doubts(args, keywords)
-        results = arguments.run(whole, args, doubts, self._pieces)
+        results = arguments.run(
+            lambda: objects.call(call, list(own), rest, self.axis_name), args, doubts, self._pieces
+        )
         batches = self.given.which(len(args), keywords)
         known = [
             (leaf, differs)
