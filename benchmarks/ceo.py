@@ -22,7 +22,7 @@ from rich.progress import track
 
 import jaxcomp
 from jaxcomp.numerics import noise
-from jaxcomp.planning import ceo_range, ceo_symmetric_rate, ceo_total_cost
+from jaxcomp.theory import ceo_range, ceo_symmetric_rate, ceo_total_cost
 
 SIZE = 2**15
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import reporting  # noqa: F401  It makes the examples importable.
 
-from jaxcomp.planning import ceo_range, ceo_symmetric_rate, ceo_total_cost, ceo_unbinned_rate
+from jaxcomp.theory import ceo_range, ceo_symmetric_rate, ceo_total_cost, ceo_unbinned_rate
 
 # isort: split
 import pictures  # pyright: ignore[reportMissingImports]

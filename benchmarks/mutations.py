@@ -5,10 +5,11 @@
     python benchmarks/mutations.py --only censoring-threshold-not-a-root --out out/mutations
 
 `results/mutations/mutations.json` has the mistakes: each is a text of one file and the text in its
-place. A mistake is made in a copy of the tracked files, where the tests run in four stages, each
-only if the one before has passed: the core suite's tests of the file's folder, the rest of the core
-suite, and in the same order the rest of the full suite. A test has found the mistake if it fails,
-fails again alone, and passes without the mistake. `--continue` skips mistakes that were found;
+place, and `tests` if they are not in the folder of the file's name. A mistake is made in a copy of
+the tracked files, where the tests run in four stages, each only if the one before has passed: the
+core suite's tests of the file's folder, the rest of the core suite, and in the same order the rest
+of the full suite. A test has found the mistake if it fails, fails again alone, and passes without
+the mistake. `--continue` skips mistakes that were found;
 `--stages folder` is a quick look, after which `--continue` tries what is left. A mistake that is
 marked `untried` was seen to be found when it was written, and has no result here yet.
 """
@@ -160,8 +161,8 @@ class Runner:
         start, folder = time.monotonic(), self.copy("mutated")
         path = folder / mutation["file"]
         path.write_text(path.read_text().replace(mutation["old"], mutation["new"]))
-        own = f"tests/{pathlib.Path(mutation['file']).parts[1]}"
-        here = (ROOT / own).is_dir()
+        own = mutation.get("tests", f"tests/{pathlib.Path(mutation['file']).parts[1]}")
+        here = (ROOT / own).exists()
         stages = [("folder", [CORE, own])] if here else []
         stages += [("core", [CORE, *([f"--ignore={own}"] if here else [])])]
         rest = f"({FULL}) and not ({CORE})"

@@ -4,6 +4,7 @@ from jaxcomp import (
     adapters as adapters,
     aggregates as aggregates,
     algorithms as algorithms,
+    base as base,
     codecs as codecs,
     collectives as collectives,
     federated as federated,
@@ -11,8 +12,10 @@ from jaxcomp import (
     graphs as graphs,
     optimizers as optimizers,
     planning as planning,
+    reducers as reducers,
     telemetry as telemetry,
     testing as testing,
+    theory as theory,
 )
 from jaxcomp.base import (
     Aggregate as Aggregate,
@@ -135,14 +138,13 @@ from jaxcomp.recipes.sparsifiers import (
 from jaxcomp.recipes.stages import (
     msc as msc,
 )
-from jaxcomp.recipes.sums import (
+from jaxcomp.recipes.summable import (
     int_sgd as int_sgd,
     thc as thc,
 )
 from jaxcomp.recipes.votes import (
     Vote as Vote,
 )
-from jaxcomp.reducers import choose
 from jaxcomp.reducers.choose import (
     choose_reducer as choose_reducer,
     wire_bytes as wire_bytes,
@@ -182,9 +184,6 @@ from jaxcomp.transforms.clipping import (
 )
 from jaxcomp.transforms.directional import (
     directional_mean as directional_mean,
-)
-from jaxcomp.transforms.former import (
-    restore_former as restore_former,
 )
 from jaxcomp.transforms.freezing import (
     freeze as freeze,
@@ -232,10 +231,3 @@ from jaxcomp.wire.hlo import (
 )
 
 __version__ = "0.2.0.dev0"
-
-
-def __getattr__(name: str):
-    """Former names, for one version."""
-    if name == "Auto":
-        return choose.Auto
-    raise AttributeError(f"module 'jaxcomp' has no attribute {name!r}")

@@ -2,7 +2,6 @@
 
 import math
 import os
-import warnings
 from typing import Any
 
 import numpy as np
@@ -146,12 +145,3 @@ def made(name: str, value: Any, kind: type, call: str) -> None:
     """Requires an instance of a class of settings; `call` shows how to make one."""
     if not isinstance(value, kind):
         raise ValueError(f"`{name}` must be a {call}, got {value!r}")
-
-
-def warn_of_former(call: str, now: str) -> None:
-    """Warns that a public function was called as in the version before."""
-    warnings.warn(
-        f"jaxcomp.{call} is now jaxcomp.{now}; the next version refuses the former",
-        DeprecationWarning,
-        stacklevel=3,
-    )

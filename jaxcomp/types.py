@@ -8,7 +8,7 @@ import jax
 Array = jax.Array
 PyTree = Any
 Batches = Sequence[Any]
-"""The static plan of a tree's compressed leaves: a `trees.Batch` for each array of a `Stacks`."""
+"""The static plan of a tree's compressed leaves: a `Batch` of `layout.batches` for each array."""
 Stacks = Sequence[Array]
 """The compressed leaves of a tree: one `[buckets, size]` array for each batch."""
 Weights = Array | None

@@ -271,7 +271,7 @@ def _options_of_model(add: Callable[..., Any]) -> None:
 
 
 def _options_of_links(add: Callable[..., Any]) -> None:
-    add("--workers", type=options.levels, required=True, help="8; or 4x8: hosts of eight devices")
+    add("--workers", type=options.workers, required=True, help="8; or 4x8: hosts of eight devices")
     add(
         "--link",
         type=options.bandwidth,

@@ -29,8 +29,8 @@ def size(text: str) -> int:
     return int(value)
 
 
-def levels(text: str) -> tuple[int, ...]:
-    """The number of workers on each level: 8, or 4x8."""
+def workers(text: str) -> tuple[int, ...]:
+    """The number of workers on each axis: 8, or 4x8."""
     found = tuple(int(part) if part.isdecimal() else 0 for part in text.split("x"))
     if not 1 <= len(found) <= 2 or min(found) < 1 or math.prod(found) < 2:
         raise argparse.ArgumentTypeError(f"must be like 8 or 4x8, at least 2 in all, got {text!r}")

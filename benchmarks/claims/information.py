@@ -7,7 +7,7 @@ from typing import Any
 from claims.claim import Claim, Judged, decide
 from claims.codecs import CODECS, CODECS_COMMAND, SAVE_GRADIENTS
 from claims.descent import least, within
-from jaxcomp import planning
+from jaxcomp import theory
 
 CEO, CEO_COMMAND = "rate_distortion/ceo.json", "python benchmarks/ceo.py"
 MILLION = "A million numbers of a law, or a transformer's gradients, four draws."
@@ -52,7 +52,7 @@ def _high_distortion(found: dict[str, Any]) -> Judged:
 
 def _signs() -> dict[str, Any]:
     noises = (0.1, 1.0, 10.0)
-    saved = {str(n): 1 - planning.sign_entropy(8, 1.0, n) / 8 for n in noises}
+    saved = {str(n): 1 - theory.sign_entropy(8, 1.0, n) / 8 for n in noises}
     return {"numbers": {"workers": 8, "saved": saved}}
 
 

@@ -10,8 +10,8 @@ from claims import networks
 from claims.claim import INSIDE, Claim, Judged, decide
 from claims.descent import least, within
 from claims.trained_quantizers import BOTH, PLANS, gradients
-from jaxcomp import planning
-from jaxcomp.planning import fit_laws, gradient_statistics
+from jaxcomp import theory
+from jaxcomp.theory import fit_laws, gradient_statistics
 
 MOMENTS = (0, 50, 150)
 SMALLEST = 256
@@ -79,10 +79,10 @@ def _costs() -> dict[str, Any]:
             finest = 1 / (1 + sum(1 / each for each in noise))
             for growth in GROWTHS:
                 for overhead in OVERHEADS:
-                    best = planning.ceo_total_cost(
+                    best = theory.ceo_total_cost(
                         1.0, noise, rounds=ROUNDS, growth=ROUNDS * growth, overhead=overhead
                     )
-                    fine = planning.ceo_total_cost(
+                    fine = theory.ceo_total_cost(
                         1.0,
                         noise,
                         rounds=ROUNDS,

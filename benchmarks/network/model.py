@@ -20,7 +20,8 @@ import namespaces
 from tables import Table, reporting
 
 from jaxcomp.planning import planner, timing
-from jaxcomp.theory import cost, local_rounds, plan as plan_, units
+from jaxcomp.theory import comparison, cost, local_rounds, units
+from jaxcomp.theory.candidates import Way
 
 WITHIN = 0.2
 EXCHANGED = {"dense": "dense float32", "4-bit two shots": "two shots, 4-bit"}
@@ -135,10 +136,10 @@ def advise(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if name in mean.METHODS
         }
         ways = [
-            plan_.Way(name, price_of(cells, cell, name), dense=name.startswith("dense"))
-            for name in times
+            Way(name, price_of(cells, cell, name), dense=name.startswith("dense")) for name in times
         ]
-        planned = plan_.forecast(ways, network_of(cell), compute=without(cell))
+        conditions = comparison.Conditions(compute=without(cell))
+        planned = comparison.compare(ways, network_of(cell), conditions)
         best, taken = min(times, key=times.__getitem__), planned.best.way.name
         row = {**place(cell), "taken": taken, "took": times[taken], "best": best}
         rows.append({**row, "least": times[best], "ratio": times[taken] / times[best]})

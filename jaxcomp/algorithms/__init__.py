@@ -47,14 +47,7 @@ from jaxcomp.algorithms.local_methods import (
     local_sgd as local_sgd,
     post_local_sgd as post_local_sgd,
 )
-from jaxcomp.algorithms.residuals import (
-    double_squeeze as double_squeeze,
-    ef_sgd as ef_sgd,
-    ef_signsgd as ef_signsgd,
-    neolithic as neolithic,
-    signsgd as signsgd,
-)
-from jaxcomp.algorithms.sharded import (
+from jaxcomp.algorithms.model_parallel import (
     experts as experts,
     loco as loco,
     pipeline as pipeline,
@@ -62,6 +55,13 @@ from jaxcomp.algorithms.sharded import (
     sdp4bit as sdp4bit,
     tensor_parallel as tensor_parallel,
     zero_pp as zero_pp,
+)
+from jaxcomp.algorithms.residuals import (
+    double_squeeze as double_squeeze,
+    ef_sgd as ef_sgd,
+    ef_signsgd as ef_signsgd,
+    neolithic as neolithic,
+    signsgd as signsgd,
 )
 from jaxcomp.algorithms.shifts import (
     cd_adam as cd_adam,

@@ -8,7 +8,6 @@ from jaxcomp import feedback
 from jaxcomp.base import Codec
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
-from jaxcomp.misuse.former_rates import returns_mean
 from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.optimizers.moments import Adam
 from jaxcomp.optimizers.one_bit_adam import scale_by_one_bit_adam
@@ -19,7 +18,6 @@ from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import AxisName, PyTree
 
 
-@returns_mean
 def one_bit_adam(
     codec: Codec | Policy,
     axis_name: AxisName,

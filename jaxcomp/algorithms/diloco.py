@@ -11,7 +11,6 @@ from jaxcomp.algorithms.types import Mean, Method, Rate
 from jaxcomp.base import Codec
 from jaxcomp.feedback import Aggregated, Link, Residual
 from jaxcomp.layout.policy import Policy
-from jaxcomp.misuse.former_rates import returns_mean
 from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.optimizers.muon import diloco_adamw, muon_by_shape
 from jaxcomp.recipes.sparsifiers import demo
@@ -257,7 +256,6 @@ def sparseloco(
     )
 
 
-@returns_mean
 def demo_sgd(
     axis_name: AxisName,
     *,

@@ -13,7 +13,6 @@ from jaxcomp.base import Graph, Period
 from jaxcomp.feedback import NoFeedback
 from jaxcomp.gates import Growing
 from jaxcomp.graphs import Ring
-from jaxcomp.misuse.former_rates import returns_mean
 from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.optimizers import rates
 from jaxcomp.optimizers.regularizers import Regularizer
@@ -149,7 +148,6 @@ def dpsvrg(
     return gossip(step, reducer, axis_name, rounds=rounds, **settings)
 
 
-@returns_mean
 def qsvrg(
     codec: Mean,
     axis_name: AxisName,

@@ -5,24 +5,21 @@ from typing import Any
 import optax
 
 from jaxcomp import checks
-from jaxcomp.algorithms.types import Method, Over, Rate
+from jaxcomp.algorithms.types import Method, Over
 from jaxcomp.base import Codec
 from jaxcomp.feedback import Link, Residual, default
 from jaxcomp.layout import policy as policy_
 from jaxcomp.layout.policy import Policy
-from jaxcomp.misuse.former_rates import formerly, returns_mean
 from jaxcomp.recipes.quantizers import sign
 from jaxcomp.recipes.stages import msc
 from jaxcomp.recipes.votes import Vote
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
-from jaxcomp.transforms.accumulated import accumulate
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.transforms.wrappers import per_worker, widened
 from jaxcomp.types import AxisName, PyTree
 
 
-@returns_mean
 def ef_sgd(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -66,7 +63,6 @@ def ef_sgd(
     return compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
 
 
-@returns_mean
 def ef_signsgd(
     axis_name: AxisName,
     *,
@@ -103,7 +99,6 @@ def ef_signsgd(
     return ef_sgd(sign(bucket_size), axis_name, key=key, param_specs=param_specs)
 
 
-@returns_mean
 def signsgd(
     axis_name: AxisName,
     *,
@@ -149,7 +144,6 @@ def signsgd(
     return optax.chain(local, mean)
 
 
-@returns_mean
 def double_squeeze(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -192,15 +186,6 @@ def double_squeeze(
     return compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
 
 
-def _accumulated(
-    codec: Codec | Policy, axis_name: AxisName, *, learning_rate: Rate, stages: int, **settings: Any
-) -> Method:
-    """The former call of `neolithic`, which accumulated the gradients of its stages."""
-    mean = neolithic(codec, axis_name, stages=stages, **settings)
-    return accumulate(optax.chain(mean, optax.sgd(learning_rate)), axis_name, every=stages)
-
-
-@formerly(_accumulated)
 def neolithic(
     codec: Codec | Policy,
     axis_name: AxisName,

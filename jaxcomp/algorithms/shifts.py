@@ -12,7 +12,6 @@ from jaxcomp.feedback import Link, Shift
 from jaxcomp.gates import Censored
 from jaxcomp.layout import policy as policy_
 from jaxcomp.layout.policy import Policy
-from jaxcomp.misuse.former_rates import formerly, returns_mean
 from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
@@ -21,7 +20,6 @@ from jaxcomp.transforms.wrappers import per_worker, widened
 from jaxcomp.types import AxisName, PyTree
 
 
-@returns_mean
 def ef21(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -65,7 +63,6 @@ def ef21(
     return compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
 
 
-@returns_mean
 def ef21_sgdm(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -110,7 +107,6 @@ def ef21_sgdm(
     return optax.chain(local, mean)
 
 
-@returns_mean
 def ef21_bc(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -151,7 +147,6 @@ def ef21_bc(
     return compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
 
 
-@returns_mean
 def cd_adam(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -288,21 +283,6 @@ def lag(
     )
 
 
-def _by_rate(
-    codec: Codec | Policy,
-    axis_name: AxisName,
-    *,
-    learning_rate: float,
-    censoring: float = 0.1,
-    key: Any = 0,
-) -> Method:
-    """The former call of `clag`, whose threshold was that of `censored_heavy_ball`."""
-    checks.positive("learning_rate", learning_rate)
-    mean = clag(codec, axis_name, threshold=censoring / learning_rate**2, key=key)
-    return optax.chain(mean, optax.sgd(learning_rate))
-
-
-@formerly(_by_rate)
 def clag(
     codec: Codec | Policy,
     axis_name: AxisName,

@@ -11,7 +11,6 @@ from jaxcomp.feedback import Link, Residual, Shift
 from jaxcomp.feedback.steps import require_unbiased, step_for
 from jaxcomp.gates import Bernoulli, Coin
 from jaxcomp.layout.policy import Policy
-from jaxcomp.misuse.former_rates import returns_mean
 from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
@@ -21,7 +20,6 @@ from jaxcomp.transforms.view import preserved_center
 from jaxcomp.types import AxisName, PyTree
 
 
-@returns_mean
 def diana(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -66,7 +64,6 @@ def diana(
     return compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
 
 
-@returns_mean
 def marina(codec: Codec | Policy, axis_name: AxisName, *, p: float, key: Any = 0) -> Method:
     """Compressed differences of gradients at two points, with an occasional full gradient.
 
@@ -104,7 +101,6 @@ def marina(codec: Codec | Policy, axis_name: AxisName, *, p: float, key: Any = 0
     return compressed_differences(Gather(Link(codec)), axis_name, restart=Coin(p), key=key)
 
 
-@returns_mean
 def artemis(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -166,7 +162,6 @@ def artemis(
     return compressed_mean(reducer, axis_name, gate=gate, key=key, param_specs=param_specs)
 
 
-@returns_mean
 def dore(
     codec: Codec | Policy,
     axis_name: AxisName,

@@ -22,9 +22,15 @@ from jaxcomp.base.feedback import (
 )
 from jaxcomp.base.gate import Gate as Gate, Opened as Opened
 from jaxcomp.base.graph import Graph as Graph
+from jaxcomp.base.leg import (
+    Combine as Combine,
+    Combined as Combined,
+    Heard as Heard,
+    Leg as Leg,
+    Move as Move,
+)
 from jaxcomp.base.period import Period as Period
 from jaxcomp.base.reducer import (
-    Collected as Collected,
     Costs as Costs,
     Reducer as Reducer,
     ReducerFacts as ReducerFacts,

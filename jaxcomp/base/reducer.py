@@ -1,30 +1,13 @@
 """The interface of a reducer, which computes the mean over all workers' links."""
 
-import abc
 import dataclasses
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from jaxcomp.base import interface
 from jaxcomp.base.interface import Interface
-from jaxcomp.types import Array, AxisName, PyTree, Stacks
-
-
-class Collected(NamedTuple):
-    """The result of the first half of a reduction on this device.
-
-    Attributes:
-        part: this device's part of `Σ wᵢ·cᵢ / n` over the decoded messages `cᵢ`.
-        sent: this worker's own message as the others decoded it.
-        share: `Σ wᵢ / n`.
-        state: the reducer's state for the next step.
-    """
-
-    part: Stacks
-    sent: Stacks
-    share: Array | float
-    state: PyTree
+from jaxcomp.base.leg import Combined, Leg
+from jaxcomp.types import Array, PyTree, Stacks
 
 
 class Costs(NamedTuple):
@@ -47,7 +30,7 @@ class ReducerFacts:
     """What a reducer declares about itself, for transforms, plans and gates.
 
     Attributes:
-        splits: whether `collect` gives a device only a slice of the mean, not all of it.
+        splits: whether a device has only a slice of the mean before the last leg, not all of it.
         same_on_all: whether every worker gets the same result. If not, the result and a receiver's
             mirror are this worker's own, and `compressed_mean`, which moves replicated parameters,
             refuses the reducer.
@@ -61,8 +44,7 @@ class ReducerFacts:
         dtype: the dtype in which dense leaves are sent; None for their own.
         levels: a dense reducer over the last axis and a reducer over the other axes, of which this
             one consists; None for a reducer of one level.
-        phases: pairs of a first step and the reducer from that step on, if it changes with time;
-            its state then has the field `phase_step`.
+        phases: pairs of a first step and the reducer from that step on, if it changes with time.
         for_small_leaves: advice on compressing small leaves too, for messages.
     """
 
@@ -77,73 +59,74 @@ class ReducerFacts:
     phases: "tuple[tuple[int, Any], ...]" = ()
     for_small_leaves: str = "jaxcomp.Policy(codec, min_size=0, min_ndim=0) compresses everything"
 
+    @classmethod
+    def of(cls, route: tuple[Leg, ...]) -> "ReducerFacts":
+        """The facts of a route, which are those of its first leg."""
+        if not route:
+            return cls()
+        move, combine = route[0].move, route[0].combine
+        return cls(
+            splits=move.splits,
+            same_on_all=move.same_on_all,
+            excludes=combine.excludes,
+            over=combine.over,
+            composes=move.same_on_all and not combine.excludes,
+            collectives=move.collectives,
+        )
+
 
 class Reducer(Interface, abstract=True):
-    """Computes the mean over all workers' links, in two halves.
+    """Computes the mean over all workers' links.
 
-    `collect` computes this device's part of the mean; `spread` sends every part to every device.
-    Both see only the compressed leaves, as one `[buckets, size]` array for each batch of the
-    `exchange.plan.Plan`; dense leaves go through `dense`.
+    A reducer is data: its `route` has the legs, which `exchange.legs` runs. Of a route of two legs,
+    the first brings each device its part of the mean, and the second sends every part to every
+    device. Legs see only the compressed leaves, as one `[buckets, size]` array for each batch of
+    the `exchange.plan.Plan`.
+
+    A reducer that is no sequence of legs has no route, and defines `init`, `collect` and `costs`.
 
     Attributes:
+        route: the legs, in their order.
         uplink: the `Link` from the workers, or None if every leaf is sent dense.
-        downlink: the `Link` back to the workers, or None if there is nothing to send back.
         facts: what the reducer declares about itself.
     """
 
-    uplink: Any
-    downlink: Any = None
-    facts = ReducerFacts()
+    route: tuple[Leg, ...] = ()
+
+    @interface.derived
+    def uplink(self) -> Any:
+        """The link of the first leg."""
+        return self.route[0].link if self.route else None
+
+    @interface.derived
+    def facts(self) -> ReducerFacts:
+        """The facts of the legs."""
+        return ReducerFacts.of(self.route)
 
     def init(self, plan: Any) -> PyTree:
-        """The state before the first step; `()` for none."""
+        """The state before the first step of a reducer without a route; `()` for none."""
         del plan
         return ()
 
-    @abc.abstractmethod
     def collect(
         self, plan: Any, key: Array, message: Stacks, state: PyTree, weight: Array | None = None
-    ) -> Collected:
-        """Computes this device's part of the mean of all messages."""
+    ) -> Combined:
+        """Computes the mean of all messages, without a route."""
+        raise NotImplementedError(f"{type(self).__name__} must have a `route`, or define `collect`")
 
-    def spread(self, plan: Any, key: Array, part: Stacks, state: PyTree) -> tuple[Stacks, PyTree]:
-        """Computes the whole mean, the same on every device."""
-        del plan, key
-        return part, state
-
-    def known(self, plan: Any, part: Stacks, state: PyTree) -> Stacks:
-        """The mean in a closed round, from each device's part of a mirror."""
-        del plan, state
-        return part
-
-    def dense(
-        self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
-    ) -> Sequence[Array] | None:
-        """The mean of the dense leaves; None, the default, for one all-reduce for each dtype."""
-        del leaves, axis_name, weight
-        return None
-
-    @abc.abstractmethod
     def costs(self, plan: Any) -> Costs:
-        """The bytes and efforts of the compressed leaves; the plan adds those of dense leaves.
+        """The bytes and efforts of the compressed leaves, without a route.
 
         `plan.encoded_bytes` and `plan.agreed_bytes` are known here; what follows from the costs, as
         `plan.batch_bytes` and `plan.link_bytes` do, is not.
         """
+        raise NotImplementedError(f"{type(self).__name__} must have a `route`, or define `costs`")
 
 
 class WrappedReducer(Reducer, abstract=True):
     """A reducer around another one, `reducer`; it forwards every hook that it does not define."""
 
     reducer: Reducer
-
-    def collect(
-        self, plan: Any, key: Array, message: Stacks, state: PyTree, weight: Array | None = None
-    ) -> Collected:
-        return self.reducer.collect(plan, key, message, state, weight)
-
-    def costs(self, plan: Any) -> Costs:
-        return self.reducer.costs(plan)
 
 
 interface.forward(WrappedReducer, "reducer", interface.hooks(Reducer))

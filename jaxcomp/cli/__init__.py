@@ -2,11 +2,11 @@
 
 import argparse
 
-from jaxcomp.cli import audit, fit, planned, report, tables
+from jaxcomp.cli import audit, codecs, fit, planned, report
 
 COMMANDS = {
-    "codecs": tables.codecs,
-    "bench": tables.bench,
+    "codecs": codecs.codecs,
+    "bench": codecs.bench,
     "plan": planned.plan,
     "audit": audit.audit,
     "report": report.report,

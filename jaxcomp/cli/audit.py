@@ -2,9 +2,17 @@
 
 import argparse
 import pathlib
+from operator import itemgetter
 
-from jaxcomp.cli import tables
+from jaxcomp.cli import output
+from jaxcomp.tables import Column
 from jaxcomp.wire import hlo
+
+_COLUMNS = (
+    Column("program", itemgetter(0)),
+    Column("collective", itemgetter(1)),
+    Column("bytes", itemgetter(2), ",", right=True),
+)
 
 
 def audit(args: argparse.Namespace) -> None:
@@ -13,10 +21,9 @@ def audit(args: argparse.Namespace) -> None:
     rows = []
     for path, sent in found.items():
         lines = [*sorted(sent.items()), ("in all", sum(sent.values()))]
-        rows += [(path, op, f"{size:,}") for op, size in lines]
+        rows += [(path, op, size) for op, size in lines]
     about = "Bytes that one device sends in one run; a collective in a loop counts once."
-    heads, right = ("program", "collective", "bytes"), (False, False, True)
-    tables.show(args, found, heads, rows, right=right, about=about)
+    output.show(args, found, _COLUMNS, rows, about)
 
 
 def _text(path: pathlib.Path) -> str:

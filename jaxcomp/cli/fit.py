@@ -2,12 +2,15 @@
 
 import argparse
 import pathlib
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from jaxcomp.cli import files, tables
+from jaxcomp import tables
+from jaxcomp.cli import files, output
 from jaxcomp.planning import plots
+from jaxcomp.tables import Column
 from jaxcomp.theory import magnitudes
 
 _LEAST = 1024
@@ -16,6 +19,16 @@ _POINTS = 60
 _PANELS = 5
 """The most gradients that are drawn; of more, some at equal distances."""
 _COLOURS = {"exponential": "#c44e52", "gamma": "#4c72b0", "pareto": "#55a868"}
+
+
+_COLUMNS = (
+    Column("gradient", itemgetter("gradient")),
+    Column("law", itemgetter("law")),
+    Column("distance", itemgetter("distance"), ".3f", right=True),
+    Column("kept", itemgetter("kept"), ".2f", right=True),
+    Column("kept, single leaves", itemgetter("span"), right=True),
+    Column("best law", itemgetter("best")),
+)
 
 
 def fit(args: argparse.Namespace) -> None:
@@ -36,16 +49,18 @@ def fit(args: argparse.Namespace) -> None:
         for law in magnitudes.LAWS:
             whole, best = one["whole"][law], one["whole"]["best"]
             kept = [leaf[law]["kept"] for leaf in one["leaves"].values()] or [whole["kept"]]
-            cells = (f"{whole['distance']:.3f}", f"{whole['kept']:.2f}")
             span = f"{min(kept):.2f} to {max(kept):.2f}"
-            rows.append((name, law, *cells, span, best if law == "exponential" else ""))
-    heads = ("gradient", "law", "distance", "kept", "kept, single leaves", "best law")
+            first = law == magnitudes.LAWS[0]
+            rows.append(
+                {**whole, "gradient": name, "law": law, "span": span}
+                | {"best": best if first else ""}
+            )
     about = (
         "Distance is the largest between the distributions (0 is exact). Kept is the share above "
         f"the law's threshold for {100 * args.share:g} %, as a multiple of it, in one stage; sidco "
         f"refines it in further stages. The picture is {path}."
     )
-    tables.show(args, told, heads, rows, right=(False, False, True, True, True), about=about)
+    output.show(args, told, _COLUMNS, rows, about)
 
 
 def draw(figure: Any, told: dict[str, Any]) -> None:
@@ -135,12 +150,7 @@ def fitted(gradient: dict[str, np.ndarray], share: float) -> dict[str, Any]:
 
 def _told(found: magnitudes.LawFits) -> dict[str, Any]:
     laws = {
-        law.name: {
-            "shape": law.shape,
-            "scale": law.scale,
-            "distance": law.distance,
-            "kept": law.kept[0],
-        }
+        law.name: {**tables.attributes(law, "shape", "scale", "distance"), "kept": law.kept[0]}
         for law in found.laws
     }
     return {"elements": found.elements, "zeros": found.zeros, **laws, "best": found.best.name}

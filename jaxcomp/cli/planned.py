@@ -7,10 +7,11 @@ from typing import Any
 import jax
 
 import jaxcomp
-from jaxcomp.cli import expressions, files, tables
+from jaxcomp import tables
+from jaxcomp.cli import expressions, files, output
 from jaxcomp.planning import budget, fsdp, models, planner, plots, sites, timing
 from jaxcomp.planning.spending import Spending
-from jaxcomp.theory import local_rounds, tables as tables_, units
+from jaxcomp.theory import local_rounds, units
 
 
 def plan(args: argparse.Namespace) -> None:
@@ -59,7 +60,7 @@ def plan(args: argparse.Namespace) -> None:
         print(planned.to_json() if args.json else planned)
     elif args.json:
         both = {"budget": json.loads(spent.to_json()), "plan": json.loads(planned.to_json())}
-        print(tables_.to_json(both))
+        print(tables.to_json(both))
     else:
         print(spent, planned, sep="\n\n")
 
@@ -166,7 +167,7 @@ def _clock(args: argparse.Namespace) -> planner.Clock:
 
     def here(way: Any) -> timing.Measured:
         took = timing.measure(way, args.elements, repeats=args.repeats)
-        tables.progress(units.duration(took.whole))
+        output.progress(units.duration(took.whole))
         return took
 
     if args.device_bandwidth is None:

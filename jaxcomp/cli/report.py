@@ -6,12 +6,14 @@ import math
 import pathlib
 import statistics
 import sys
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from jaxcomp.cli import tables
+from jaxcomp.cli import output
 from jaxcomp.planning import plots
+from jaxcomp.tables import Column
 from jaxcomp.telemetry import Alarms, read_csv
 from jaxcomp.telemetry.alarms import WINDOWS
 from jaxcomp.telemetry.records import Record
@@ -19,6 +21,19 @@ from jaxcomp.transforms.stats import Stats
 
 _BYTES = ("payload_bytes", "link_bytes", "spare_bytes")
 _COUNTS = ("skipped", "rounds", "messages")
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+_COLUMNS = (
+    Column("of a step", itemgetter("name")),
+    Column("first", itemgetter("first"), _short, right=True),
+    Column("median", itemgetter("median"), _short, right=True),
+    Column("last", itemgetter("last"), _short, right=True),
+    Column("in all", itemgetter("total"), _short, right=True),
+)
 
 
 def report(args: argparse.Namespace) -> None:
@@ -37,18 +52,13 @@ def report(args: argparse.Namespace) -> None:
         draw(figure, records, alarms)
         figure.savefig(path, dpi=120)
     found = [_summary(name, records) for name in records[0] if name != "step"]
-    rows = [
-        (line["name"], *(_short(line[key]) for key in ("first", "median", "last", "total")))
-        for line in found
-    ]
-    heads = ("of a step", "first", "median", "last", "in all")
     steps = f"{records[0]['step']:,.0f} to {records[-1]['step']:,.0f}"
     picture = "no picture" if missing else f"the picture is {path}"
     about = f"{len(records)} records of steps {steps}; {picture}."
     told = {"steps": len(records), "picture": None if missing else str(path), "values": found}
     told |= {"window": args.window, "unchecked": _unchecked(records, args.window)}
     told["alarms"] = [str(alarm) for alarm in alarms]
-    tables.show(args, told, heads, rows, right=(False, *[True] * 4), about=about)
+    output.show(args, told, _COLUMNS, found, about)
     if not args.json:
         print(f"\nAlarms over windows of {args.window} records (--window):")
         print(*told["unchecked"], *(alarms or ["no alarms"]), sep="\n")
@@ -147,7 +157,3 @@ def _summary(name: str, records: list[Record]) -> dict[str, Any]:
         "last": values[-1],
         "total": total,
     }
-
-
-def _short(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -17,8 +17,9 @@ from jaxcomp.base import Codec
 from jaxcomp.collectives import arguments, traffic
 from jaxcomp.collectives.beside import Beside, same_by_type
 from jaxcomp.collectives.costs import LinkBytes
+from jaxcomp.collectives.crossings import Home, Links, by_axis
 from jaxcomp.collectives.parts import Parts
-from jaxcomp.collectives.shard import Home, Links, Shard, by_axis, together
+from jaxcomp.collectives.shard import Shard, together
 from jaxcomp.layout import trees
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import axis_types, specs as specs_

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxcomp.collectives.shard import Home
+from jaxcomp.collectives.crossings import Home
 from jaxcomp.layout import trees
 from jaxcomp.mesh import axis_types, specs as specs_
 from jaxcomp.types import PyTree

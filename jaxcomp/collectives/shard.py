@@ -1,123 +1,22 @@
 """A leaf of which each device has a part, and how it is made whole where it is used."""
 
-import dataclasses
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
 
 from jaxcomp.backend import axes
-from jaxcomp.base import Codec
 from jaxcomp.collectives import arguments
+from jaxcomp.collectives.crossings import Home, Links, crossings
 from jaxcomp.collectives.shards import AllGather
 from jaxcomp.collectives.sums import Pvary
 from jaxcomp.collectives.transfer import Transfer, transfer
-from jaxcomp.layout import policy as policy_
 from jaxcomp.layout.policy import Policy
 from jaxcomp.misuse import sharded_loss
 from jaxcomp.numerics import noise
 from jaxcomp.types import Array, PyTree
-
-
-@dataclasses.dataclass(frozen=True)
-class Links:
-    """The codecs of a sharded model, by the axis that they cross.
-
-    Attributes:
-        weights: the codecs of the weights, the slowest axis first.
-        gradients: the codecs of the gradients, of the same axes.
-        dtype: the dtype in which the loss gets the weights; None for their own.
-    """
-
-    weights: tuple[tuple[str, Policy], ...]
-    gradients: tuple[tuple[str, Policy], ...]
-    dtype: Any
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in self.weights)
-
-
-def by_axis(
-    name: str, given: Any, names: tuple[str, ...], default: Mapping[str, Policy]
-) -> tuple[tuple[str, Policy], ...]:
-    """The policy of each axis.
-
-    Args:
-        name: the name of the argument, for errors.
-        given: a codec, a policy, None, or a mapping from each axis to one of these.
-        names: the axes.
-        default: the policies where `given` is None; empty for dense.
-
-    Raises:
-        ValueError: for another mapping, or another kind of codec.
-    """
-    if given is None and default:
-        return tuple(default.items())
-    if isinstance(given, Mapping):
-        if set(given) != set(names):
-            raise ValueError(
-                f"`{name}` must name each axis of the workers, {names}, got {tuple(given)}"
-            )
-        each = [given[axis] for axis in names]
-    else:
-        each = [given] * len(names)
-    given = [
-        arguments.policy(name, policy_.of(one) if isinstance(one, Codec) else one) for one in each
-    ]
-    # Leaves are judged as one layer already where they are stacked.
-    plain = [dataclasses.replace(one, stacked=None) for one in given]
-    return tuple(zip(names, plain, strict=True))
-
-
-@dataclasses.dataclass(frozen=True)
-class Home:
-    """Where a leaf lies.
-
-    Attributes:
-        path: the path of the leaf.
-        spec: for each of its dimensions the axes that split it.
-        frozen: whether it has no gradient.
-    """
-
-    path: str
-    spec: tuple[tuple[str, ...], ...]
-    frozen: bool = False
-
-    @classmethod
-    def of(
-        cls, path: str, spec: PartitionSpec, ndim: int, names: tuple[str, ...], *, frozen: bool
-    ) -> "Home":
-        """The home of a leaf; axes that are not among the links' do not count."""
-        entries = [tuple(n for n in axes.names(entry) if n in names) for entry in spec]
-        return cls(path, (*entries, *[()] * (ndim - len(entries))), frozen)
-
-    @property
-    def axes(self) -> frozenset[str]:
-        """The axes that split it."""
-        return frozenset(name for names in self.spec for name in names)
-
-    def whole(self, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape of the leaf, of which a part has this shape, for axes of these sizes."""
-        return tuple(
-            length * math.prod(sizes[name] for name in split)
-            for length, split in zip(shape, self.spec, strict=True)
-        )
-
-    def part(self, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape of a part of a leaf of this shape: the inverse of `whole`."""
-        return tuple(
-            length // math.prod(sizes[name] for name in split)
-            for length, split in zip(shape, self.spec, strict=True)
-        )
-
-    def layer(self) -> "Home":
-        """The home of one layer of a leaf whose first axis indexes layers."""
-        return dataclasses.replace(self, spec=self.spec[1:])
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -253,22 +152,18 @@ def together(
     parts, key = sharded_loss.mark((dict(parts), key))
     sizes = {axis: axes.size(axis) for axis in links.axes}
     wholes = {path: homes[path].whole(x.shape, sizes) for path, x in parts.items()}
-    crossed, narrow = list(crossings(homes, wholes, links)), links.dtype
-    first = crossed[0][1]
+    crossed, narrow = crossings(homes, wholes, links), links.dtype
+    first = crossed[0].weights
     found = {
         path: x.astype(narrow)
         if narrow and may_be_coded(x) and first.choose(path, wholes[path])[0] is None
         else x
         for path, x in parts.items()
     }
-    for axis, weights, gradients, at in crossed:
-        faster = links.axes[links.axes.index(axis) + 1 :]
+    for axis, weights, gradients, at, groups in crossed:
         slower = links.axes[: links.axes.index(axis)]
-        groups: dict[tuple[bool, bool, tuple[str, ...]], dict[str, Array]] = {}
-        for path, x in found.items():
-            apart = tuple(name for name in faster if _place(homes[path], name) is not None)
-            groups.setdefault((path in at, homes[path].frozen, apart), {})[path] = x
-        for (split, frozen, apart), own in groups.items():
+        for paths, split, frozen, apart in groups:
+            own = {path: found[path] for path in paths}
             if frozen:
                 site = (axis, "frozen", *apart)
                 there = _on_axes(arguments.key_of_site(key, site), apart)
@@ -318,42 +213,6 @@ def may_be_coded(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= 2
 
 
-def crossings(
-    homes: Mapping[str, Home], wholes: Mapping[str, tuple[int, ...]], links: Links
-) -> Iterator[tuple[str, Policy, Policy, dict[str, int]]]:
-    """Each axis, its codecs, and the leaves that are stacked along it, with where.
-
-    Args:
-        homes: where each leaf lies, by its path.
-        wholes: the shape of each whole leaf, by which its codecs are chosen.
-        links: the codecs.
-    """
-    # The axes by which each dimension is already whole, in front of the part's own.
-    done: dict[str, list[list[str]]] = {path: [[] for _ in homes[path].spec] for path in wholes}
-    for (axis, weights), (_, gradients) in zip(links.weights, links.gradients, strict=True):
-        at = {
-            path: _stack(homes[path], axis, done[path])
-            for path in wholes
-            if _place(homes[path], axis) is not None
-        }
-        yield axis, of_weights(weights, homes, wholes), gradients.for_leaves(wholes), at
-
-
-def of_weights(
-    policy: Policy, homes: Mapping[str, Home], wholes: Mapping[str, tuple[int, ...]]
-) -> Policy:
-    """The policy of these leaves; frozen ones are exact, unless a rule names them."""
-    exact = dataclasses.replace(policy, codec=None, rest=None)
-    rules = (
-        rule
-        for one, frozen in ((policy, False), (exact, True))
-        for rule in one.for_leaves(
-            {path: shape for path, shape in wholes.items() if homes[path].frozen == frozen}
-        ).rules
-    )
-    return Policy(None, tuple(rules))
-
-
 def _is_shard(node: Any) -> bool:
     return isinstance(node, Shard)
 
@@ -361,18 +220,3 @@ def _is_shard(node: Any) -> bool:
 def _on_axes(key: Array, names: tuple[str, ...]) -> Array:
     """The key with this device's numbers along other axes folded in."""
     return noise.fold(key, *(lax.axis_index(name) for name in names))
-
-
-def _place(home: Home, axis: str) -> int | None:
-    """The dimension that an axis splits."""
-    return next((at for at, names in enumerate(home.spec) if axis in names), None)
-
-
-def _stack(home: Home, axis: str, done: list[list[str]]) -> int:
-    """Where to stack the parts along an axis, which is noted in `done`."""
-    at = _place(home, axis)
-    assert at is not None
-    before = [name for name in home.spec[at] if name in done[at]]
-    order = [name for name in home.spec[at] if name in before or name == axis]
-    done[at] = order
-    return sum(len(names) for names in done[:at]) + at + order.index(axis)

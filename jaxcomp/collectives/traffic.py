@@ -8,7 +8,8 @@ import jax
 
 from jaxcomp.collectives import costs, shards, sums
 from jaxcomp.collectives.costs import LinkBytes
-from jaxcomp.collectives.shard import Home, Links, crossings, may_be_coded, of_weights
+from jaxcomp.collectives.crossings import Home, Links, crossings, of_weights
+from jaxcomp.collectives.shard import may_be_coded
 
 
 def moved(
@@ -28,7 +29,7 @@ def moved(
         dense = first.choose(home.path, like.shape)[0] is None
         dtype = links.dtype if links.dtype and dense and may_be_coded(like) else like.dtype
         likes[home.path] = jax.ShapeDtypeStruct(home.part(like.shape, sizes), dtype)
-    for axis, weights, gradients, at in crossings(homes, wholes, links):
+    for axis, weights, gradients, at, _ in crossings(homes, wholes, links):
         trained = {path: x for path, x in likes.items() if not homes[path].frozen}
         n, rest = sizes[axis], {path: x for path, x in trained.items() if path not in at}
         if at:

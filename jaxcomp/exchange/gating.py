@@ -59,10 +59,8 @@ def check(gate: Gate, reducer: Reducer, *, whole: bool = True) -> None:
 
 def _hides(reducer: Reducer) -> bool:
     """Whether a device's slice of a mirror reaches the others only through the downlink."""
-    down = reducer.downlink
-    if down is None or not feedback_of(reducer).facts.mirrors:
-        return False
-    return not down.feedback.facts.mirrors
+    later = [leg.link.feedback.facts.mirrors for leg in reducer.route[1:]]
+    return bool(later) and feedback_of(reducer).facts.mirrors and not all(later)
 
 
 def closes(gate: Gate, reducer: Reducer) -> bool:

@@ -1,13 +1,31 @@
 """Joins arrays of many shapes to one vector for each dtype, so that one collective sends all."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomp.backend import xla
 from jaxcomp.types import Array, ArrayLike
+
+
+def by_dtype(arrays: Sequence[Array], move: Callable[[Array], Array]) -> list[Array]:
+    """Applies `move` to one vector for each dtype, which has all elements of this dtype.
+
+    Args:
+        arrays: arrays of any shapes.
+        move: a function of a vector, such as a mean over the workers, of the same length.
+    """
+    found = list(arrays)  # Empty arrays stay as they are.
+    for dtype in dict.fromkeys(x.dtype for x in arrays if x.size):
+        numbers = [i for i, x in enumerate(arrays) if x.dtype == dtype and x.size]
+        sizes = [arrays[i].size for i in numbers]
+        begins = [sum(sizes[:i]) for i in range(len(sizes))]
+        parts = xla.cut(move(xla.joined([arrays[i] for i in numbers])), begins, sizes)
+        for i, part in zip(numbers, parts, strict=True):
+            found[i] = part.reshape(arrays[i].shape)
+    return found
 
 
 def rooms(sets: Sequence[Sequence[ArrayLike]]) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -3,17 +3,18 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp.backend import axes
-from jaxcomp.base import Costs, Feedback, Reducer
-from jaxcomp.exchange import dense as dense_
+from jaxcomp.base import Costs, Feedback, Reducer, ReducerFacts
+from jaxcomp.exchange import dense as dense_, over_workers
+from jaxcomp.exchange.stages import Stage, stages_of
 from jaxcomp.feedback import NoFeedback, Residual
 from jaxcomp.layout import batches as batches_, policy as policy_, trees
 from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
@@ -68,27 +69,22 @@ class Plan:
             runs: the number of runs of leaves that share no batch; None for that of the reducer's
                 collectives.
         """
-        sizes = axes.sizes(axis_name) if sizes is None else sizes
-        leaves, treedef = jax.tree.flatten(like)
-        # The dtypes of a layout depend on whether JAX has 64 bits.
-        wide = jax.config.read("jax_enable_x64")
-        given = (reducer, treedef, tuple(map(_shape, leaves)), axis_name, sizes, runs, wide)
-        try:
-            return _made(*given)
-        except TypeError:  # A tree with static leaves that cannot be hashed.
-            return _made.__wrapped__(*given)
+        return by_shapes(_made, reducer, like, axis_name, sizes, runs)
 
-    @property
+    @functools.cached_property
+    def facts(self) -> ReducerFacts:
+        """The facts of the given reducer."""
+        return self.given.facts
+
+    @functools.cached_property
     def reducer(self) -> Reducer:
         """The reducer of the links: the given one, or its slow level."""
-        levels = self.given.facts.levels
-        return self.given if levels is None else levels[1]
+        return self.given if self.facts.levels is None else self.facts.levels[1]
 
-    @property
+    @functools.cached_property
     def fast(self) -> Any:
         """The dense reducer over the last axis, before and after that of the links; or None."""
-        levels = self.given.facts.levels
-        return None if levels is None else levels[0]
+        return None if self.facts.levels is None else self.facts.levels[0]
 
     @property
     def fast_axis(self) -> AxisName:
@@ -119,32 +115,55 @@ class Plan:
         whole = self.layout.batches
         if self.fast is None:
             return whole
-        return tuple(batches_.Slice(batch, self.sizes[-1], self.fast_axis) for batch in whole)
+        return tuple(batches_.Rows(b, b.codec, self.sizes[-1], self.fast_axis) for b in whole)
 
     @functools.cached_property
-    def slices(self) -> tuple[batches_.Slice, ...]:
+    def slices(self) -> tuple[batches_.Rows, ...]:
         """Each worker's slice of the batches."""
-        return tuple(batches_.Slice(batch, self.workers, self.axis) for batch in self.batches)
+        return tuple(batches_.Rows(b, b.codec, self.workers, self.axis) for b in self.batches)
 
     @property
     def likes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shape and dtype of each batch's message."""
         return tuple(batch.like for batch in self.batches)
 
+    @functools.cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The legs of the reducer's route with the rows that pass them; `()` without a route."""
+        route = self.reducer.route
+        return stages_of(route, self.batches, self.axis, self.workers, self.collectives)
+
     @property
     def part_like(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shape and dtype of this device's part of each batch's mean."""
         return tuple(s.like for s in self.slices) if self.reducer.facts.splits else self.likes
 
-    @property
+    @functools.cached_property
+    def phases(self) -> "tuple[Plan, ...]":
+        """The plan of each phase: the last phase's batches with the codecs of this one."""
+        if not self.reducer.facts.phases:
+            return ()
+        last, found = self.reducer.uplink.policy.codecs, []
+        for _, reducer in self.reducer.facts.phases:
+            codecs = dict(zip(last, reducer.uplink.policy.codecs, strict=True))
+            batches = tuple(batch.with_codec(codecs[batch.picked]) for batch in self.layout.batches)
+            layout = dataclasses.replace(self.layout, batches=batches)
+            found.append(dataclasses.replace(self, given=reducer, layout=layout))
+        return tuple(found)
+
+    @functools.cached_property
     def feedback(self) -> Feedback:
         """The feedback of the compressed leaves."""
         return feedback_of(self.given)
 
     def dense_mean(self, leaves: Sequence[Array], weight: Array | None = None) -> Stacks:
         """The mean of dense leaves over all axes."""
-        found = self.given.dense(leaves, self.axis_name, weight)
-        return tuple(dense_.fused_mean(leaves, self.axis_name, weight) if found is None else found)
+        if self.given.uplink is not None:
+            return tuple(dense_.fused_mean(leaves, self.axis_name, weight))
+        # One by one, so that each is sent as soon as its gradient is known.
+        sent = [leaf.astype(self.dense_dtype or leaf.dtype) for leaf in leaves]
+        means = over_workers.mean(sent, self.axis_name, weight)
+        return tuple(mean.astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True))
 
     @property
     def collectives(self) -> int:
@@ -156,22 +175,29 @@ class Plan:
         large = sum(piece.stop - piece.start for piece in pieces) >= _WORTH_SEVERAL
         return min(_COLLECTIVES, len({piece.leaf for piece in pieces})) if large else 1
 
-    def rounds(self, payload: PyTree) -> int:
-        """The number of sequential messages each way: `n − 1` for each collective.
-
-        Messages of one step are independent and may overlap on the wire, but plans do not assume
-        it.
-        """
-        return buffer.collectives(payload, self.collectives) * (self.workers - 1)
-
     @functools.cached_property
     def costs(self) -> Costs:
         """The costs of the links; with a fast level, of this device's slice."""
-        found = self.reducer.costs(self)
+        found = self._costs_of_links()
         if self.fast is None or found.efforts is None:
             return found
         shared = tuple((who, effort.shared(self.sizes[-1])) for who, effort in found.efforts)
         return found._replace(efforts=shared)
+
+    def _costs_of_links(self) -> Costs:
+        if self.phases:
+            return self.phases[-1].costs
+        if not self.stages:
+            return self.reducer.costs(self)
+        move = self.stages[0].leg.move
+        # The payload for two workers, the fewest that communicate.
+        encoded = wire_cost.payload_like(move.encodes(self.batches, 2))
+        agreed = wire_cost.agreed_bytes(self.stages[0].batches, self.workers)
+        return Costs(
+            link_bytes=sum(stage.leg.move.link_bytes(stage) for stage in self.stages) + agreed,
+            efforts=tuple((stage.leg.link, stage.effort) for stage in self.stages),
+            payload_bytes=tuple(float(buffer.fused_bytes(part)) for part in encoded),
+        )
 
     @property
     def fast_bytes(self) -> int:
@@ -197,7 +223,7 @@ class Plan:
     @property
     def dense_dtype(self) -> Any:
         """The dtype in which dense leaves are sent; None for their own."""
-        dtype = self.given.facts.dtype
+        dtype = self.facts.dtype
         return None if dtype is None else jnp.dtype(dtype)
 
     @property
@@ -213,6 +239,11 @@ class Plan:
         """The part of `link_bytes` for the compressed leaves."""
         return self.costs.link_bytes + self.fast_bytes
 
+    @functools.cached_property
+    def dense_bytes(self) -> int:
+        """The bytes of the compressed leaves as they are."""
+        return sum(math.prod(batch.like.shape) * batch.dtype.itemsize for batch in self.batches)
+
     @property
     def tells(self) -> bool:
         """Whether workers must report a non-finite memory, since the mean may still be finite.
@@ -220,17 +251,17 @@ class Plan:
         A single worker cannot restore its memory alone: the mirror would no longer be the mean of
         all memories. Where workers get results of their own, no worker could tell all.
         """
-        same = self.given.facts.same_on_all
+        same = self.facts.same_on_all
         return bool(self.layout.batches) and same and not self.feedback.facts.bounded
 
     @functools.cached_property
     def batch_bytes(self) -> tuple[float, ...]:
         """The payload bytes of each batch of the whole tree."""
-        whole = self.layout.batches
         own = None if self.fast is not None else self.costs.payload_bytes
         if own is not None:
             return own
-        return tuple(float(buffer.fused_bytes(part)) for part in wire_cost.payload_like(whole))
+        whole = wire_cost.payload_like(self.layout.batches)
+        return tuple(float(buffer.fused_bytes(part)) for part in whole)
 
     @property
     def encoded_bytes(self) -> int:
@@ -248,21 +279,63 @@ class Plan:
         return round(sum(self.batch_bytes)) + trees.dense_bytes(self.layout, self.dense_dtype)
 
 
+def by_shapes(
+    make: Callable[..., Any],
+    source: Any,
+    like: PyTree,
+    axis_name: AxisName,
+    sizes: tuple[int, ...] | None,
+    *more: Any,
+) -> Any:
+    """A function of a tree's shapes, once for equal arguments, for which every trace asks.
+
+    Args:
+        make: a function with `functools.lru_cache`, of the source, the shapes, the axes, their
+            sizes, and `more`.
+        source: a link or reducer.
+        like: a tree.
+        axis_name: the axes of the workers.
+        sizes: the number of workers along each axis; None for those of the mapped axes.
+        more: hashable arguments.
+    """
+    sizes = axes.sizes(axis_name) if sizes is None else sizes
+    leaves, treedef = jax.tree.flatten(like)
+    # The dtypes of a layout depend on whether JAX has 64 bits.
+    shapes = Shapes(treedef, tuple(map(_shape, leaves)), jax.config.read("jax_enable_x64"))
+    try:
+        return make(source, shapes, axis_name, sizes, *more)
+    except TypeError:  # A tree with static leaves that cannot be hashed.
+        return make.__wrapped__(source, shapes, axis_name, sizes, *more)
+
+
+class Shapes(NamedTuple):
+    """The shapes and dtypes of a tree.
+
+    Attributes:
+        treedef: its structure.
+        leaves: shape and dtype of each leaf.
+        wide: whether JAX has 64 bits.
+    """
+
+    treedef: Any
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+    wide: bool
+
+    @property
+    def tree(self) -> PyTree:
+        return jax.tree.unflatten(self.treedef, self.leaves)
+
+
 @functools.lru_cache(maxsize=512)
 def _made(
     reducer: Reducer,
-    treedef: Any,
-    shapes: tuple[jax.ShapeDtypeStruct, ...],
+    shapes: Shapes,
     axis_name: AxisName,
     sizes: tuple[int, ...],
     runs: int | None,
-    wide: bool,
 ) -> Plan:
-    """`Plan.of`, once for equal arguments, for which `init` and every trace of a step ask."""
-    del wide
-    like = jax.tree.unflatten(treedef, shapes)
     policy = policy_.NOTHING if reducer.uplink is None else reducer.uplink.policy
-    slices = _slices(reducer, sizes)
+    slices, like = _slices(reducer, sizes), shapes.tree
     layout = trees.layout(policy, like, slices=slices, runs=runs or 1, mixed=True)
     plan = Plan(reducer, layout, axis_name, sizes)
     # A device's slice along a fast axis has no contiguous leaves.

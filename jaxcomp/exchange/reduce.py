@@ -1,6 +1,6 @@
 """The one path of every gradient through any reducer: compensate, exchange, remember."""
 
-import functools
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -9,11 +9,11 @@ from jax import lax
 
 from jaxcomp.backend import conditional
 from jaxcomp.base import Feedback, Gate, Opened
-from jaxcomp.exchange import gating, guarding, levels, state as state_
+from jaxcomp.exchange import gating, guarding, legs, levels, state as state_
 from jaxcomp.exchange.gating import Participation
 from jaxcomp.exchange.plan import Plan, dense_feedback_of
 from jaxcomp.exchange.state import ReductionState
-from jaxcomp.exchange.stepping import SteppedState, Stepper
+from jaxcomp.exchange.stepping import Stepper
 from jaxcomp.feedback import NoFeedback
 from jaxcomp.layout import trees
 from jaxcomp.mesh import per_worker
@@ -77,62 +77,6 @@ class Reduction(NamedTuple):
     stepped: PyTree = ()
 
 
-class _Feedbacks(NamedTuple):
-    """The feedback of the compressed leaves, that of the dense leaves, and the gate's factor."""
-
-    links: Feedback
-    dense: Feedback
-    factor: float
-
-
-class _Memory(NamedTuple):
-    """Memory in a step, without the workers' axis."""
-
-    feedback: PyTree
-    dense: PyTree
-    reducer: PyTree
-    stepped: PyTree = ()
-
-
-class _Message(NamedTuple):
-    """What a worker brings to an exchange."""
-
-    key: Array
-    links: Stacks
-    dense: Stacks
-    memory: _Memory
-    weight: Array | None
-    params: PyTree
-
-
-class _Means(NamedTuple):
-    """What an exchange makes of the means.
-
-    Attributes:
-        stepper: the optimizer between the two ways, or None.
-        guard: whether non-finite memory makes them NaN.
-        count: whether senders are counted.
-        everywhere: the axes over which the mean is split.
-        extra: further arguments of the optimizer.
-    """
-
-    stepper: Stepper | None
-    guard: bool
-    count: bool
-    everywhere: tuple[str, ...]
-    extra: dict[str, Any]
-
-
-class _Heard(NamedTuple):
-    """What an exchange, or a closed round, leaves on a worker."""
-
-    mean: Stacks
-    dense: Stacks
-    memory: _Memory
-    sent: Stacks
-    senders: Array
-
-
 def reduce(
     plan: Plan,
     key: Array,
@@ -163,147 +107,201 @@ def reduce(
     Raises:
         ValueError: for a state of other gradients, workers or settings.
     """
-    reducer, before = plan.reducer, per_worker.unwrap(state)
+    before = per_worker.unwrap(state)
     state_.check(plan, state, gated=gated is not None)
+    step = _Step.of(plan, gated, stepping, guard=guard, everywhere=everywhere)
     stacks, dense = trees.stacks(plan.layout, grads)
-    given = levels.scattered(plan, stacks)
-    # Under a gate dense leaves have memory too: closed rounds would lose their gradients.
-    of_dense = NoFeedback() if gated is None else dense_feedback_of(plan.given)
-    message, memory = plan.feedback.compensate(given, before.feedback)
-    dense, dense_memory = of_dense.compensate(tuple(dense), before.dense)
-    opened, factor, closes = Opened(jnp.ones((), bool), weight, ()), 1.0, False
+    given = stacks if plan.fast is None else levels.scattered(plan, stacks)
+    message, feedback = plan.feedback.compensate(given, before.feedback)
+    dense, of_dense = step.of_dense.compensate(tuple(dense), before.dense)
+    opened = Opened(jnp.ones((), bool), weight, ())
     if gated is not None:
-        gate, gate_key, gate_state, params = gated
-        opened = gate.open(gate_key, (message, dense), gate_state, plan.axis, params)
-        closes = gating.closes(gate, reducer)
-        go = conditional.uniform(opened.go, plan.axis_name) if closes else jnp.ones((), bool)
-        opened = opened._replace(go=go)
-        factor = gating.factor(gate, reducer, plan.workers)
-    feedbacks = _Feedbacks(plan.feedback, of_dense, factor)
-    stepper, params, stepped, extra = (None, None, (), {}) if stepping is None else stepping
-    own = _Memory(memory, dense_memory, state_.of_reducer(plan, state.reducer), stepped)
-    brought = _Message(levels.key_of(plan, key), message, dense, own, opened.weight, params)
-    means = _Means(stepper, guard, gated is not None, everywhere, extra)
-    exchange = functools.partial(_exchanged, plan, feedbacks, means)
-    silence = functools.partial(_unchanged, plan, feedbacks)
-    either = functools.partial(conditional.either, opened.go, exchange, silence)
-    heard = either(brought) if closes else exchange(brought)
+        given_away = (message, dense)
+        opened = gated.gate.open(gated.key, given_away, gated.state, plan.axis, gated.params)
+    go = conditional.uniform(opened.go, plan.axis_name) if step.closes else jnp.ones((), bool)
+    held = ReductionState(feedback, state_.of_reducer(plan, state.reducer), of_dense)
+    params, stepped = ((), ()) if stepping is None else (stepping.params, stepping.state)
+    if plan.fast is not None:
+        key = levels.key_of(plan, key)
+    brought = key, message, dense, held, stepped, opened.weight, params
+    if step.closes:
+        found = conditional.either(go, step.exchange, step.stay, *brought)
+    else:
+        found = step.exchange(*brought)
+    mean, dense_mean, held, settled, sent, senders = found
+    if plan.fast is not None:
+        mean = levels.gathered(plan, mean)
+    if stepping is not None:
+        settled = stepping.stepper.settle(plan, mean, dense_mean, params, settled)
     participation = None
     if gated is not None:
-        taken = opened.go if opened.weight is None else opened.go & (opened.weight != 0)
-        participation = Participation(opened.go, taken, heard.senders)
-    mean, dense = levels.gathered(plan, heard.mean), heard.dense
-    settled = heard.memory.stepped
-    if stepper is not None:
-        settled = stepper.settle(plan, mean, dense, params, settled)
-    new = _kept(plan, brought, heard, before, participation, guard=guard)
+        taken = go if opened.weight is None else go & (opened.weight != 0)
+        participation = Participation(go, taken, senders)
+    if guard:
+        held = _own_kept(plan, (message, dense, sent), held, before, participation)
+    new = state_.hold(plan, held, gated=gated is not None)
     # A closed round, or gradients of another dtype than the parameters, change no dtype of a state.
-    held = state, () if gated is None else gated.state, stepped
-    after = guarding.retyped((new, opened.state, settled), held)
+    old = state, () if gated is None else gated.state, () if stepping is None else stepping.state
+    after = guarding.retyped((new, opened.state, settled), old)
     # Skipped if the workers' means differ: they would disagree on the rollback.
-    if guard and plan.given.facts.same_on_all and jax.tree.leaves(after):
-        finite = guarding.all_finite((mean, dense))
+    if guard and plan.facts.same_on_all and jax.tree.leaves(after):
+        finite = guarding.all_finite((mean, dense_mean))
         if everywhere:
             finite = lax.pmin(finite.astype(jnp.int32), everywhere) == 1
-        after = guarding.where_finite(finite, after, held)
+        after = guarding.where_finite(finite, after, old)
         if tell:
-            mean, dense = guarding.spoilt((mean, dense), jnp.where(finite, 0, jnp.nan))
-    whole = trees.assemble(plan.layout, mean, dense)
-    return Reduction(whole, after[0], given, message, heard.sent, participation, *after[1:])
+            flag = jnp.where(finite, 0, jnp.nan)
+            mean, dense_mean = guarding.spoilt((mean, dense_mean), flag)
+    whole = trees.assemble(plan.layout, mean, dense_mean)
+    return Reduction(whole, after[0], given, message, sent, participation, *after[1:])
 
 
-def _exchanged(plan: Plan, feedbacks: _Feedbacks, means: _Means, brought: _Message) -> _Heard:
-    """An open round: collect, feedback on this device's part, the optimizer if any, spread.
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """What decides about a round: the plan, the gate's factor, the optimizer between the ways.
 
-    The mirror of a shift is thus added before the downlink.
+    Attributes:
+        plan: the plan.
+        of_dense: the feedback of the dense leaves: under a gate they have memory too, since closed
+            rounds would lose their gradients.
+        factor: the gate's factor on the messages.
+        closes: whether closed rounds skip all communication.
+        counts: whether senders are counted.
+        stepper: the optimizer, or None.
+        extra: the further arguments of its update.
+        guard: whether memory that is not finite makes the mean NaN.
+        everywhere: the axes over which the mean is split.
     """
-    reducer, (feedback, of_dense, times) = plan.reducer, feedbacks
-    key, message, dense, memory, weight, params = brought
-    guard, stepped = means.guard, memory.stepped
-    part, sent, share, after = reducer.collect(plan, key, message, memory.reducer, weight)
-    estimate, own = gating.remember(
-        feedback, times, message, sent, part, share, weight, memory.feedback
-    )
-    if gating.forgets(feedback) and weight is not None:
-        known = plan.dense_mean(memory.feedback.own, weight)
-        estimate = gating.scaled(jax.tree.map(jnp.add, part, known), times)
-    flag = None
-    if guard and plan.tells and weight is None:
-        # Sent with the dense leaves, so that it adds no collective.
-        *known, flag = plan.dense_mean((*dense, guarding.unsound(own)))
-    else:
-        known = plan.dense_mean(dense, weight)
-        flag = guarding.told(own, plan.axis_name) if guard and plan.tells else None
-    # Dense leaves as the others receive them: rounded to the dtype in which they are sent.
-    arrived = tuple(x.astype(plan.dense_dtype or x.dtype).astype(x.dtype) for x in dense)
-    known, dense_memory = gating.remember(
-        of_dense, times, dense, arrived, tuple(known), share, weight, memory.dense
-    )
-    if means.stepper is not None:
-        estimate, known, stepped = means.stepper.step(
-            plan, estimate, known, params, stepped, means.everywhere, means.extra
+
+    plan: Plan
+    of_dense: Feedback
+    factor: float
+    closes: bool
+    counts: bool
+    stepper: Stepper | None
+    extra: dict[str, Any]
+    guard: bool
+    everywhere: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        gated: Gated | None,
+        stepping: Stepping | None,
+        *,
+        guard: bool,
+        everywhere: tuple[str, ...],
+    ) -> "_Step":
+        of_dense, factor, closes = NoFeedback(), 1.0, False
+        if gated is not None:
+            of_dense = dense_feedback_of(plan.given)
+            factor = gating.factor(gated.gate, plan.reducer, plan.workers)
+            closes = gating.closes(gated.gate, plan.reducer)
+        stepper, extra = (None, {}) if stepping is None else (stepping.stepper, stepping.extra)
+        counts = gated is not None
+        return cls(plan, of_dense, factor, closes, counts, stepper, extra, guard, everywhere)
+
+    def exchange(
+        self,
+        key: Array,
+        message: Stacks,
+        dense: Stacks,
+        held: ReductionState,
+        stepped: PyTree,
+        weight: Array | None,
+        params: PyTree,
+    ) -> tuple:
+        """An open round: the first leg, feedback on this device's part, the optimizer, the rest.
+
+        The mirror of a shift is thus added before a second leg.
+        """
+        plan, feedback = self.plan, self.plan.feedback
+        got = legs.collect(plan, key, message, held.reducer, weight)
+        part, own = gating.remember(
+            feedback, self.factor, message, got.sent, got.value, got.share, weight, held.feedback
         )
-    whole, after = reducer.spread(plan, key, estimate, after)
-    if flag is not None:
-        whole, known = guarding.spoilt((whole, known), flag)
-    # Counted only in open rounds, since it needs a collective.
-    senders = gating.senders(weight, plan.axis) if means.count else jnp.zeros((), jnp.uint32)
-    new = _Memory(own, dense_memory, after, stepped)
-    return _Heard(tuple(whole), tuple(known), new, tuple(sent), senders)
+        if gating.forgets(feedback) and weight is not None:
+            known = plan.dense_mean(held.feedback.own, weight)
+            part = gating.scaled(jax.tree.map(jnp.add, got.value, known), self.factor)
+        flag = None
+        if self.guard and plan.tells and weight is None:
+            # Sent with the dense leaves, so that it adds no collective.
+            *mean, flag = plan.dense_mean((*dense, guarding.unsound(own)))
+        else:
+            mean = plan.dense_mean(dense, weight)
+            flag = guarding.told(own, plan.axis_name) if self.guard and plan.tells else None
+        # Dense leaves as the others receive them: rounded to the dtype in which they are sent.
+        arrived = tuple(x.astype(plan.dense_dtype or x.dtype).astype(x.dtype) for x in dense)
+        mean, of_dense = gating.remember(
+            self.of_dense, self.factor, dense, arrived, tuple(mean), got.share, weight, held.dense
+        )
+        if self.stepper is not None:
+            part, mean, stepped = self.stepper.step(
+                plan, part, mean, params, stepped, self.everywhere, self.extra
+            )
+        whole, reducer = legs.spread(plan, key, part, got.state)
+        if flag is not None:
+            whole, mean = guarding.spoilt((whole, mean), flag)
+        # Counted only in open rounds, since it needs a collective.
+        senders = gating.senders(weight, plan.axis) if self.counts else jnp.zeros((), jnp.uint32)
+        after = ReductionState(own, reducer, of_dense)
+        return tuple(whole), tuple(mean), after, stepped, tuple(got.sent), senders
+
+    def stay(
+        self,
+        key: Array,
+        message: Stacks,
+        dense: Stacks,
+        held: ReductionState,
+        stepped: PyTree,
+        weight: Array | None,
+        params: PyTree,
+    ) -> tuple:
+        """A closed round, whose mean every device knows: the mirror of all shifts, or zero."""
+        del key, weight, params
+        plan, feedback = self.plan, self.plan.feedback
+        nothing, none = jnp.zeros((), jnp.float32), _zeros(message)
+        part = _zeros(plan.part_like)
+        part, own = feedback.update(message, none, part, 0.0, nothing, held.feedback)
+        if feedback.facts.mirrors and not gating.forgets(feedback):
+            mean = legs.known(plan, part, held.reducer)
+        else:
+            mean = _zeros(plan.likes)
+        nobody = _zeros(dense), _zeros(dense), 0.0, nothing
+        still, of_dense = self.of_dense.update(dense, *nobody, held.dense)
+        if self.stepper is not None:  # Updates are wider than gradients.
+            still = tuple(x.astype(summing.wide(x.dtype)) for x in still)
+        after = ReductionState(own, held.reducer, of_dense)
+        senders = jnp.zeros((), jnp.uint32)
+        return tuple(mean), tuple(still), after, stepped, none, senders
 
 
-def _unchanged(plan: Plan, feedbacks: _Feedbacks, brought: _Message) -> _Heard:
-    """A closed round, whose mean every device knows: the mirror of all shifts, or zero."""
-    feedback, of_dense, _ = feedbacks
-    message, dense, memory = brought.links, brought.dense, brought.memory
-    nothing, none = jnp.zeros((), jnp.float32), _zeros(message)
-    part = _zeros(plan.part_like)
-    estimate, own = feedback.update(message, none, part, 0.0, nothing, memory.feedback)
-    if feedback.facts.mirrors and not gating.forgets(feedback):
-        means = plan.reducer.known(plan, estimate, memory.reducer)
-    else:
-        means = _zeros(plan.likes)
-    nobody = _zeros(dense), _zeros(dense), 0.0, nothing
-    still, dense_memory = of_dense.update(dense, *nobody, memory.dense)
-    if isinstance(memory.stepped, SteppedState):  # Updates are wider than gradients.
-        still = tuple(x.astype(summing.wide(x.dtype)) for x in still)
-    after = _Memory(own, dense_memory, memory.reducer, memory.stepped)
-    return _Heard(tuple(means), tuple(still), after, none, jnp.zeros((), jnp.uint32))
-
-
-def _kept(
+def _own_kept(
     plan: Plan,
-    brought: _Message,
-    heard: _Heard,
+    brought: tuple[Stacks, Stacks, Stacks],
+    after: ReductionState,
     before: ReductionState,
     participation: Participation | None,
-    *,
-    guard: bool,
 ) -> ReductionState:
-    """The memory for the next step, as a state stores it.
+    """The memory without a non-finite message that does not affect the mean.
 
     If the memory of one worker would not be finite, a leaf of the mean is NaN on all workers, and
-    all keep the memory that they had. A non-finite message on a non-participating worker does not
-    affect the mean, and does not update that worker's memory; so it is with every worker under a
-    reducer that excludes such messages.
+    all keep the memory that they had. But a non-finite message on a non-participating worker does
+    not affect the mean, and does not update that worker's memory; so it is with every worker under
+    a reducer that excludes such messages.
     """
-    own, dense_memory = heard.memory.feedback, heard.memory.dense
-    excludes = plan.given.facts.excludes
+    excludes = plan.facts.excludes
+    memory, kept = (after.feedback, after.dense), (before.feedback, before.dense)
     # With a mirror, silent workers keep their memory.
     alone = (participation is not None or excludes) and not plan.feedback.facts.mirrors
-    if guard and alone and jax.tree.leaves((own, dense_memory)):
-        given_away = (brought.links, brought.dense, heard.sent if excludes else ())
-        sound = guarding.all_finite(given_away)
-        if participation is not None and not excludes:
-            sound = participation.taken | sound
-        kept = before.feedback, before.dense
-        own, dense_memory = guarding.where_finite(sound, (own, dense_memory), kept)
-    of_dense: Any = ()
-    if participation is not None:
-        of_dense = state_.hold_dense(plan, dense_memory)
-    return ReductionState(
-        state_.hold(plan, own), state_.hold_reducer(plan, heard.memory.reducer), of_dense
-    )
+    if not alone or not jax.tree.leaves(memory):
+        return after
+    sound = guarding.all_finite(brought if excludes else brought[:2])
+    if participation is not None and not excludes:
+        sound = participation.taken | sound
+    own, of_dense = guarding.where_finite(sound, memory, kept)
+    return after._replace(feedback=own, dense=of_dense)
 
 
 def _zeros(likes: Any) -> Stacks:

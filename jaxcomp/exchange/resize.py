@@ -31,20 +31,13 @@ def carried(
     Raises:
         ValueError: if the uplink has no memory to which the residual can be added.
     """
-    if jax.tree.structure(reducer) == jax.tree.structure(like):
+    if jax.tree.structure(reducer) == jax.tree.structure(like) or type(like) is not tuple:
         return feedback, reducer
-    given, wanted = _parts(reducer), _parts(like)
-    if unsent := given.get("memory"):
-        feedback = _joined(feedback, unsent.tree, workers, sharded)
-    kept = wanted | {name: given[name] for name in wanted if name in given}
-    return feedback, like._replace(**kept) if hasattr(like, "_fields") else kept.get("up", like)
-
-
-def _parts(reducer: PyTree) -> dict[str, Any]:
-    """The parts of a state of one or of two shots, by the names of the latter."""
-    if hasattr(reducer, "_fields"):
-        return {name: part for name, part in reducer._asdict().items() if jax.tree.leaves(part)}
-    return {"up": reducer} if jax.tree.leaves(reducer) else {}
+    # One leg, or two; the legs of a route without arrays are not stored.
+    for leg in reducer[len(like) or 1 :]:
+        if jax.tree.leaves(leg.memory):
+            feedback = _joined(feedback, leg.memory.tree, workers, sharded)
+    return feedback, (*reducer[: len(like)], *like[len(reducer) :])
 
 
 def _joined(feedback: Any, unsent: Any, workers: int, sharded: bool) -> Any:

@@ -66,7 +66,8 @@ def send(
         who: the number of this sender.
         axis_name: the axes of the workers that agree.
         feedback: the feedback of the link; none where the message is compensated already.
-        weight: this worker's weight; with weight zero it does not influence the agreement.
+        weight: this worker's weight; with weight zero it influences neither an agreement nor a
+            sum of payloads.
         first: whether each worker encodes different buckets, numbered one worker after another;
             then only the decoders' levels need agreement.
     """
@@ -74,7 +75,7 @@ def send(
     found, keys = [], _keys(key, batches, who, first)
     for own, batch, given, state in zip(keys, batches, message, memory.codecs, strict=True):
         count = batch.counts()
-        if weight is not None and batch.codec.facts.agrees:
+        if weight is not None and (batch.codec.facts.agrees or batch.codec.linear):
             given = jnp.where(weight == 0, 0, given)
         if not first or batch.codec.facts.sided:
             state = _agreement(batch.codec, axis_name)(own, given, count, state)

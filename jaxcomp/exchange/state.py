@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomp.exchange import resize
+from jaxcomp.exchange import legs, resize
 from jaxcomp.exchange.plan import Plan, dense_feedback_of
 from jaxcomp.layout import policy
 from jaxcomp.mesh import kinds, per_worker
@@ -76,23 +76,30 @@ def init(plan: Plan, *, gated: bool = False) -> ReductionState:
     for batch in plan.batches:
         feedback.check(batch.codec, batch.size)
     likes = tuple(plan.layout.likes[i] for i in plan.layout.dense)
+    memory = feedback.init(plan.likes, plan.part_like)
+    dense = of_dense.init(likes, likes) if gated else ()
+    return hold(plan, ReductionState(memory, legs.init(plan), dense), gated=gated)
+
+
+def hold(plan: Plan, own: ReductionState, *, gated: bool = False) -> ReductionState:
+    """A worker's memory as a state stores it.
+
+    A reducer's state without arrays is `()`, for any number of workers. Of the dense leaves every
+    device has the whole mean.
+    """
+    facts, axis_name = plan.facts, plan.axis_name
+    reducer = own.reducer if jax.tree.leaves(own.reducer) else ()
     return ReductionState(
-        feedback=hold(plan, feedback.init(plan.likes, plan.part_like)),
-        reducer=hold_reducer(plan, plan.reducer.init(plan)),
-        dense=hold_dense(plan, of_dense.init(likes, likes)) if gated else (),
-    )
-
-
-def hold(plan: Plan, memory: PyTree) -> PyTree:
-    """The memory of the workers' links as a state stores it."""
-    facts = plan.given.facts
-    return per_worker.wrap(
-        memory,
-        _LINK,
-        plan.axis_name,
-        splits=facts.splits,
-        alike=facts.same_on_all,
-        order=order_of(plan),
+        per_worker.wrap(
+            own.feedback,
+            _LINK,
+            axis_name,
+            splits=facts.splits,
+            alike=facts.same_on_all,
+            order=order_of(plan),
+        ),
+        reducer if plan.fast is None else LevelsState(reducer),
+        per_worker.wrap(own.dense, _LINK, axis_name) if gated else (),
     )
 
 
@@ -108,33 +115,18 @@ def order_of(plan: Plan) -> str:
     return hashlib.sha256(repr(order).encode()).hexdigest()[:16]
 
 
-def hold_dense(plan: Plan, memory: PyTree) -> PyTree:
-    """The memory of the dense leaves as a state stores it; every device has their whole mean."""
-    return per_worker.wrap(memory, _LINK, plan.axis_name)
-
-
-def hold_reducer(plan: Plan, state: PyTree) -> PyTree:
-    """A reducer's state as it is stored: `()` without arrays, for any number of workers."""
-    held = state if jax.tree.leaves(state) else ()
-    return held if plan.fast is None else LevelsState(held)
-
-
 def of_reducer(plan: Plan, held: PyTree) -> PyTree:
-    """The inverse of `hold_reducer`."""
+    """The reducer's state of a worker, from the stored one."""
     held = held if plan.fast is None else held.outer
-    return held if jax.tree.leaves(held) else plan.reducer.init(plan)
+    return held if jax.tree.leaves(held) else _wanted_of(plan).idle
 
 
 def check(plan: Plan, state: ReductionState, *, gated: bool = False) -> None:
     """Raises a `ValueError` for the state of other gradients, workers or settings."""
-    try:
-        wanted = _wanted(plan, gated)
-    except TypeError:  # A tree with static leaves that cannot be hashed.
-        wanted = _wanted.__wrapped__(plan, gated)
+    wanted, own, _ = _wanted_of(plan, gated)
     got = shapes(state)
     held = jax.tree.leaves(state.feedback, is_leaf=per_worker.is_per_worker)
     held = {node.stored for node in held if per_worker.is_per_worker(node)}
-    own = per_worker.PerWorker((), _LINK, order_of(plan)).stored
     if held - {own}:
         raise ValueError(
             f"`state` must have the memory {own!r}, got {sorted(held)}: rules of another policy, "
@@ -152,10 +144,32 @@ def check(plan: Plan, state: ReductionState, *, gated: bool = False) -> None:
             )
 
 
+class _Wanted(NamedTuple):
+    """The state of a plan.
+
+    Attributes:
+        shapes: the shape of every array, by its path.
+        stored: the name of the links' memory.
+        idle: the state of a reducer without arrays, as its legs use it.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    stored: str
+    idle: PyTree
+
+
+def _wanted_of(plan: Plan, gated: bool = False) -> _Wanted:
+    try:
+        return _wanted(plan, gated)
+    except TypeError:  # A tree with static leaves that cannot be hashed.
+        return _wanted.__wrapped__(plan, gated)
+
+
 @functools.lru_cache(maxsize=512)
-def _wanted(plan: Plan, gated: bool) -> dict[str, tuple[int, ...]]:
-    """The shapes of the memory of a plan."""
-    return shapes(jax.eval_shape(lambda: init(plan, gated=gated)))
+def _wanted(plan: Plan, gated: bool) -> _Wanted:
+    state, reducer = jax.eval_shape(lambda: (init(plan, gated=gated), legs.init(plan)))
+    own = per_worker.PerWorker((), _LINK, order_of(plan)).stored
+    return _Wanted(shapes(state), own, reducer)
 
 
 def shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:

@@ -31,6 +31,11 @@ class Rounds(NamedTuple):
         return tuple(int(m) for m in np.any(self.weights > 0, axis=2).sum(axis=1))
 
     @property
+    def busiest(self) -> Fraction:
+        """The messages of the busiest worker in a round, on average over the rounds."""
+        return Fraction(sum(self.messages), len(self.messages))
+
+    @property
     def degree(self) -> Fraction:
         """The messages of a worker to others in a round, on average over rounds and workers."""
         turns, _, workers = self.sources.shape

@@ -1,4 +1,4 @@
-"""Batches: pieces of leaves as the rows of one codec call, and a device's slice of the rows."""
+"""Batches: pieces of leaves as the rows of one codec call, and other rows made of these."""
 
 import dataclasses
 import math
@@ -123,86 +123,29 @@ class Batch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Slice:
-    """One device's slice of a batch: one of `n` equal contiguous runs of its buckets.
-
-    Empty buckets pad the last slices.
+class Rows:
+    """Other rows of a batch: a device's slice of them, in the buckets of a codec, several times.
 
     Attributes:
-        whole: the batch.
-        slices: the number of slices.
+        whole: the batch, or rows of it.
+        codec: the codec of these rows. In shorter buckets than those of `whole`, each row is cut
+            into several, and padded at its end.
+        slices: the number of equal contiguous slices, of which a device has one. Empty buckets pad
+            the last ones.
         axis_name: the axis whose workers have one slice each.
+        times: how many messages of these rows lie one after another.
     """
 
-    whole: "Batch | Slice"
-    slices: int
-    axis_name: AxisName
-
-    @property
-    def codec(self) -> Codec:
-        return self.whole.codec
+    whole: "Batch | Rows"
+    codec: Codec
+    slices: int = 1
+    axis_name: AxisName = None
+    times: int = 1
 
     @property
     def picked(self) -> Codec:
+        """The codec of the leaves."""
         return self.whole.picked
-
-    @property
-    def segments(self) -> Segments | None:
-        return self.whole.segments
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.whole.dtype
-
-    @property
-    def size(self) -> int:
-        return self.whole.size
-
-    @property
-    def buckets(self) -> int:
-        return -(-self.whole.buckets // self.slices)
-
-    @property
-    def like(self) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((self.buckets, self.size), self.dtype)
-
-    def counts(self) -> Array:
-        """The number of real elements: `int32[buckets]`, or `int32[buckets, segments]`."""
-        return self.own(self.whole.counts())
-
-    @property
-    def full(self) -> bool:
-        """Whether no bucket is padded, or empty."""
-        return self.whole.full and self.whole.buckets % self.slices == 0
-
-    def padded(self, x: Array) -> Array:
-        """The rows of the whole batch, padded with zeros to full slices."""
-        missing = self.buckets * self.slices - x.shape[0]
-        return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) if missing else x
-
-    def rows(self, x: Array) -> Array:
-        """The rows of the whole batch as `[slices, buckets, …]`."""
-        return self.padded(x).reshape(self.slices, self.buckets, *x.shape[1:])
-
-    def own(self, x: Array) -> Array:
-        """This device's slice of the rows of the whole batch."""
-        if self.slices == 1:
-            return x
-        start = lax.axis_index(self.axis_name) * self.buckets
-        return lax.dynamic_slice_in_dim(self.padded(x), start, self.buckets)
-
-
-@dataclasses.dataclass(frozen=True)
-class Recut:
-    """The same rows in shorter buckets, for another codec; each row is padded at its end.
-
-    Attributes:
-        whole: the batch or slice.
-        codec: the codec of the shorter buckets.
-    """
-
-    whole: "Batch | Slice"
-    codec: Codec
 
     @property
     def segments(self) -> Segments | None:
@@ -223,34 +166,55 @@ class Recut:
 
     @property
     def buckets(self) -> int:
-        return self.whole.buckets * self.cuts
+        return -(-self.whole.buckets // self.slices) * self.cuts * self.times
 
     @property
     def like(self) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((self.buckets, self.size), self.dtype)
 
-    def counts(self) -> Array:
-        """The number of real elements: `int32[buckets]`, or `int32[buckets, segments]`.
-
-        A bucket that several leaves share is full: the zeros between them count.
-        """
-        whole, segments = self.whole.counts(), self.whole.segments
-        if self.segments is not None:
-            return whole
-        begins = jnp.arange(self.cuts, dtype=jnp.int32)[None] * self.size
-        if segments is not None:
-            if segments.width % self.size:
-                return jnp.full(self.buckets, self.size, jnp.int32)
-            each = jnp.repeat(segments.row_counts(whole), segments.width // self.size, axis=1)
-            left = each - (begins % segments.width)
-        else:
-            left = whole[:, None] - begins
-        return jnp.clip(left, 0, self.size).reshape(-1)
-
     @property
     def full(self) -> bool:
         """Whether no bucket is padded, or empty."""
-        return self.whole.full and self.whole.size % self.size == 0
+        even = self.whole.buckets % self.slices == 0 and self.whole.size % self.size == 0
+        return self.whole.full and even
+
+    def counts(self) -> Array:
+        """The number of real elements: `int32[buckets]`, or `int32[buckets, segments]`."""
+        found = self._cut_counts(self.own(self.whole.counts()))
+        return jnp.tile(found, (self.times,) + (1,) * (found.ndim - 1)) if self.times > 1 else found
+
+    def _cut_counts(self, whole: Array) -> Array:
+        """Those of the cut rows. A bucket that leaves share is full: zeros between them count."""
+        segments = self.whole.segments
+        if self.cuts == 1 and (segments is None or self.segments is not None):
+            return whole
+        begins = jnp.arange(self.cuts, dtype=jnp.int32)[None] * self.size
+        if segments is None:
+            left = whole[:, None] - begins
+        elif segments.width % self.size:
+            return jnp.full(whole.shape[0] * self.cuts, self.size, jnp.int32)
+        else:
+            each = jnp.repeat(segments.row_counts(whole), segments.width // self.size, axis=1)
+            left = each - (begins % segments.width)
+        return jnp.clip(left, 0, self.size).reshape(-1)
+
+    def padded(self, x: Array) -> Array:
+        """The rows of the whole, padded with zeros to full slices."""
+        missing = -x.shape[0] % self.slices
+        return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) if missing else x
+
+    def rows(self, x: Array) -> Array:
+        """The rows of the whole as `[slices, rows, …]`."""
+        padded = self.padded(x)
+        return padded.reshape(self.slices, -1, *x.shape[1:])
+
+    def own(self, x: Array) -> Array:
+        """This device's slice of the rows of the whole."""
+        if self.slices == 1:
+            return x
+        padded = self.padded(x)
+        each = padded.shape[0] // self.slices
+        return lax.dynamic_slice_in_dim(padded, lax.axis_index(self.axis_name) * each, each)
 
     def cut(self, x: Array) -> Array:
         """Rows of the whole as these buckets."""
@@ -263,7 +227,7 @@ class Recut:
         return x.reshape(-1, self.cuts * self.size)[:, : self.whole.size]
 
 
-def real(batch: "Batch | Slice | Recut", x: Array) -> Array:
+def real(batch: "Batch | Rows", x: Array) -> Array:
     """The rows with zeros in the padding.
 
     A codec may decode padding to anything, as signs do. In a memory, these values would enter the
@@ -274,7 +238,7 @@ def real(batch: "Batch | Slice | Recut", x: Array) -> Array:
     segments = batch.segments
     if segments is not None:
         return jnp.where(segments.real(batch.counts()), x, 0)
-    if isinstance(batch, Recut) and batch.whole.segments is not None:
+    if isinstance(batch, Rows) and batch.whole.segments is not None:
         whole = batch.whole.segments.real(batch.whole.counts())
         return jnp.where(batch.cut(whole), x, 0)
     place = lax.broadcasted_iota(jnp.int32, x.shape, 1)

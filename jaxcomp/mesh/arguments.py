@@ -1,7 +1,6 @@
 """The arguments of a training step: names, batches, and checks of their placement."""
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from jax import core
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxcomp.backend import axes
-from jaxcomp.mesh import hints, per_worker
+from jaxcomp.mesh import per_worker
 from jaxcomp.types import AxisName, PyTree
 
 Numbers = int | tuple[int, ...]
@@ -117,62 +116,15 @@ class Arguments:
                 )
             _check_batch(args[number], named(number, names), pieces, axis_name)
 
-    def doubts(self, args: Sequence[Any], keywords: tuple[str, ...]) -> dict[int, str]:
-        """Other arguments that look like batches, if the last one is the batch by default."""
-        if not self.default or len(args) < 2:
-            return {}
-        sizes = _leading(args[-1])
-        if sizes is None or len(sizes) != 1:
-            return {}
-        names = self.names(len(args), keywords)
-        return {
-            number: f"{named(number, names)} has the same leading dimension as the last argument, "
-            f"{named(len(args) - 1, names)}, and is not split over the workers: each would take "
-            f"all of it. {_which_of(names)}"
-            for number, arg in enumerate(args[:-1])
-            if _leading(arg) == sizes
-        }
-
-
-def run(call: Callable[[], Any], args: Sequence[Any], doubts: dict[int, str], pieces: int) -> Any:
-    """Runs a step; refuses a doubtful argument that is not among its results.
-
-    An argument that the step returns in a new version, such as parameters, is not a batch, so the
-    step has to run first. If it fails because the length of the batch and that of a worker's part
-    of it do not fit, the error is the doubt.
-
-    Args:
-        call: runs the step.
-        args: its arguments, before they are split.
-        doubts: by number of an argument, why it may be a batch.
-        pieces: the number of parts of the batch.
-
-    Raises:
-        ValueError: for such an argument.
-    """
-    try:
-        results = call()
-    except Exception as error:
-        if doubts and not hints.known(error):
-            _blame(error, args, doubts, pieces)
-        raise
-    made = [_kind(leaf) for leaf in jax.tree.leaves(results)]
-    for number, doubt in doubts.items():
-        if not all(_kind(leaf) in made for leaf in jax.tree.leaves(args[number])):
-            raise ValueError(doubt)
-    return results
-
-
-def _blame(error: Exception, args: Sequence[Any], doubts: dict[int, str], pieces: int) -> None:
-    """Raises the doubts for an error about their shapes, or adds them to another one."""
-    said = str(error).strip()
-    (length,) = _leading(args[-1]) or (0,)
-    if {length, length // pieces} <= set(map(int, re.findall(r"\d+", said))):
-        first = said.partition("\n")[0]
-        raise ValueError(f"{' '.join(doubts.values())} The step failed: {first}") from error
-    if isinstance(error, TypeError | ValueError):
-        for doubt in doubts.values():
-            error.add_note(f"jaxcomp.data_parallel: {doubt}")
+    def advice(self, count: int, keywords: tuple[str, ...]) -> str:
+        """The batch that is taken by default, for a step that fails; empty if batches are named."""
+        if not self.default or count < 2:
+            return ""
+        names = self.names(count, keywords)
+        return (
+            f"jaxcomp.data_parallel: only the last argument, {named(count - 1, names)}, is split "
+            f"over the workers; each has all of the others. {_which_of(names)}"
+        )
 
 
 def check_whole(
@@ -249,19 +201,6 @@ def _is_key(arg: Any) -> bool:
         return True
     # One raw key, of threefry or of rbg; more rows are data.
     return kind == jnp.uint32 and arg.shape in ((2,), (4,))
-
-
-def _leading(arg: PyTree) -> set[int] | None:
-    """The leading dimensions of an array or a flat collection of arrays; None for others."""
-    parts = arg.values() if isinstance(arg, dict) else arg if type(arg) in (tuple, list) else [arg]
-    shapes = [getattr(part, "shape", None) for part in parts]
-    if not shapes or any(not shape for shape in shapes):
-        return None
-    return {shape[0] for shape in shapes if shape}
-
-
-def _kind(leaf: Any) -> tuple:
-    return jnp.shape(leaf), jnp.result_type(leaf)
 
 
 def _tuple(name: str, given: Any, kind: type) -> tuple:

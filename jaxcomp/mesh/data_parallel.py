@@ -61,9 +61,10 @@ def data_parallel(
             `compressed_mean` inside it use `axis_name`.
         mesh: a device mesh that has the axis.
         axis_name: the axis or axes that the workers are on.
-        batch_argnums: the numbers of the arguments that are batches. By default the last argument
-            is the batch; a PRNG key, typed or raw (`uint32[2]`, `[4]`), there, or another argument
-            that looks like a batch, is an error.
+        batch_argnums: the numbers of the arguments that are batches, of which each worker has a
+            part. By default the last argument alone is the batch, whatever its shape; a PRNG key
+            there, typed or raw (`uint32[2]`, `[4]`), is an error. Name the batches if there are
+            several, as in `batch_argnums=(2, 3)` for `step(params, state, x, y)`.
         batch_argnames: the names of arguments that are batches.
         batch_spec: the sharding of batches on the whole mesh, if a worker's batch is split further
             over its devices, as in `PartitionSpec(("dcn", "fsdp"))`; it begins with `axis_name`.
@@ -78,9 +79,9 @@ def data_parallel(
 
     Raises:
         ValueError: if the mesh has no such axis, `batch_spec` does not begin with it, the number of
-            workers does not divide a batch, a batch is split over them along another dimension, it
-            is unclear which arguments are batches, another argument is split over the workers,
-            memory is for another number of workers, or a result differs between workers.
+            workers does not divide a batch, a batch is split over them along another dimension, the
+            batch by default is a key, another argument is split over the workers, memory is for
+            another number of workers, or a result differs between workers.
 
     Example:
         >>> import jax.numpy as jnp

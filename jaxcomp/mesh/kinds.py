@@ -37,3 +37,6 @@ DISPLACED = Kind()
 
 EVERYONES = Kind()
 """States with the field `everyones`: a row for each worker, the same on all of them."""
+
+STEPS = Kind()
+"""States of transformations that average and take the descent step themselves."""

@@ -153,10 +153,13 @@ class MappedStep:
             placed = len(own) - len(keywords)
             return self._step(*own[:placed], **dict(zip(keywords, own[placed:], strict=True)))
 
-        doubts = self.given.doubts(args, keywords)
-        results = arguments.run(
-            lambda: objects.call(call, list(own), rest, self.axis_name), args, doubts, self._pieces
-        )
+        try:
+            results = objects.call(call, list(own), rest, self.axis_name)
+        except (TypeError, ValueError) as error:
+            advice = self.given.advice(len(args), keywords)
+            if advice and not hints.known(error):
+                error.add_note(advice)
+            raise
         batches = self.given.which(len(args), keywords)
         known = [
             (leaf, differs)

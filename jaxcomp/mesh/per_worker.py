@@ -185,18 +185,6 @@ def stored_as_workers(name: str) -> bool:
     return name in (_MARK, _SLICE) or name.startswith(_MARK + _ORDER)
 
 
-def plain_name(name: str) -> str:
-    """One name for what a library may have stored under several."""
-    if name == _SLICE:
-        return str(_MARK)
-    return _SHARD if name.startswith(_SHARD) else name
-
-
-def without_order(name: str) -> str:
-    """The name of memory in a version that did not name its order."""
-    return str(_MARK) if name.startswith(_MARK + _ORDER) else name
-
-
 def spec(path: tuple, axis_name: AxisName) -> PartitionSpec:
     """The spec of the memory at this path: split over workers, shards, both or neither."""
     shards = shard_axes(path)
@@ -241,19 +229,30 @@ def replicated(state: PyTree) -> PyTree:
 
 
 def check_order(tree: PyTree) -> None:
-    """Refuses a chain's state in which optax keeps arrays before the mean over the workers.
+    """Refuses a chain's state whose order shows a mistake.
 
-    Such a transformation sees each worker's own gradients, but its state is not marked as
-    different between workers. A tree without tuples, such as a flattened one, cannot be checked.
+    Before the mean over the workers, optax's transformations see each worker's own gradients, but
+    their state is not marked as different between workers. After a part that takes the descent step
+    itself, an optimizer would turn the step round. A tree without tuples, such as a flattened one,
+    cannot be checked.
     """
     for node in jax.tree.leaves(tree, is_leaf=_is_sequence):
         parts = _parts(node)
         for part in parts:
             check_order(part)
-        means = [at for at, part in enumerate(parts) if _averages(part)]
-        if not means or not all(map(_is_state, parts)):
+        if not all(map(_is_state, parts)):
             continue  # Not a chain, for instance a pair of parameters and state.
-        for part in parts[: means[0]]:
+        steps = [at for at, part in enumerate(parts) if _takes_step(part)]
+        if steps and any(map(_has_chain, parts[steps[0] + 1 :])):
+            raise ValueError(
+                "`state` must not have an optimizer after a method that takes the descent step "
+                "itself, with its own `learning_rate`: the optimizer would turn the step round, so "
+                "the loss would rise. Use the method alone, or give the optimizer a mean, as in "
+                "optax.chain(jaxcomp.compressed_mean(...), opt), or a method that returns one, "
+                "such as jaxcomp.algorithms.ef21(...)."
+            )
+        means = [at for at, part in enumerate(parts) if _averages(part)]
+        for part in parts[: means[0]] if means else ():
             found = jax.tree.leaves(part, is_leaf=lambda n: _is_optax(n) or is_per_worker(n))
             for state in found:
                 if _is_optax(state) and _has_arrays(state):
@@ -263,6 +262,23 @@ def check_order(tree: PyTree) -> None:
                         "marked so. Wrap its transformation with "
                         "jaxcomp.per_worker, or chain it after compressed_mean."
                     )
+
+
+def _takes_step(part: PyTree) -> bool:
+    """Whether a part of a chain averages, and then has an optimizer in a chain of its own."""
+    for node in jax.tree.leaves(part, is_leaf=lambda n: _is_sequence(n) or kinds.STEPS.has(n)):
+        parts = _parts(node)
+        means = [at for at, one in enumerate(parts) if _averages(one)]
+        after = parts[means[0] + 1 :] if means else []
+        if kinds.STEPS.has(node) or any(map(_takes_step, parts)) or any(map(_has_chain, after)):
+            return True
+    return False
+
+
+def _has_chain(part: PyTree) -> bool:
+    """Whether a state has that of a chain, as those of optimizers of optax have."""
+    nodes = jax.tree.leaves(part, is_leaf=_is_sequence)
+    return any(_parts(node) and all(map(_is_state, _parts(node))) for node in nodes)
 
 
 def _is_sequence(node: Any) -> bool:

@@ -109,6 +109,6 @@ def _number(workers: Any, here: int) -> int:
         names = [jax.tree_util.keystr((key,), simple=True) for key in path]
         if any(map(per_worker.stored_as_workers, names)):
             return leaf.shape[0]
-        if ("reducer", "everyones") in itertools.pairwise(names):  # A row for each, on all of them.
+        if ("held", "everyones") in itertools.pairwise(names):  # A row for each, on all of them.
             return leaf.shape[int(any(map(per_worker.stored_as_memory, names)))]
     return here

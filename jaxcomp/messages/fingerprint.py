@@ -5,7 +5,6 @@ import hashlib
 import numbers
 from typing import Any
 
-from jaxcomp.layout.batches import Batch
 from jaxcomp.layout.trees import Layout
 from jaxcomp.quantize.levels import TRIT
 
@@ -13,55 +12,28 @@ DIGEST = 16
 """Bytes of a digest."""
 
 VERSION = 2
-"""The format version that is written. A new version is needed where a class or field is renamed."""
-
-READABLE = (1, 2)
-"""The versions that are read."""
-
-RENAMED = {1: {"RiceGaps": "Rice"}}
-"""For each former version, the names that it used where today's differ: by `Class`, or by
-`Class.field` for a field. A class that is renamed now gets a line for every former version.
-"""
+"""The format version. A new one is needed where a class or field is renamed."""
 
 
-def digests(codec: Any, plan: Layout) -> dict[int, bytes]:
-    """The digest in each version in which such a tree is read.
-
-    Version 1 encoded leaves of several sizes apart where a codec takes a leaf whole, and a leaf
-    shorter than a bucket in one of its own size. Since version 2 the former share a bucket, and the
-    latter are cut into units, where the codec has them.
-    """
-    changed = any(batch.segments is not None or _in_units(batch, plan) for batch in plan.batches)
-    return {v: digest(codec, plan, v) for v in READABLE if v > 1 or not changed}
-
-
-def _in_units(batch: Batch, plan: Layout) -> bool:
-    """Whether a leaf is in buckets that are neither full-sized nor of its own size."""
-    if batch.codec.hints.unit is None or batch.size == batch.codec.bucket_size:
-        return False
-    return any(plan.likes[piece.leaf].size != batch.size for piece in batch.pieces)
-
-
-def digest(codec: Any, plan: Layout, version: int = VERSION) -> bytes:
+def digest(codec: Any, layout: Layout) -> bytes:
     """The digest of the codec or policy, of every leaf, and of the batches."""
-    lines = [text(codec, version)]
+    lines = [text(codec)]
     lines += [
         f"{path} {like.dtype.name}{list(like.shape)}"
-        for path, like in zip(plan.paths, plan.likes, strict=True)
+        for path, like in zip(layout.paths, layout.likes, strict=True)
     ]
-    for batch in plan.batches:
+    for batch in layout.batches:
         pieces = [tuple(piece) for piece in batch.pieces]
-        lines.append(f"{text(batch.codec, version)} {batch.dtype.name} {batch.size} {pieces}")
-    lines.append(str(list(plan.dense)))
+        lines.append(f"{text(batch.codec)} {batch.dtype.name} {batch.size} {pieces}")
+    lines.append(str(list(layout.dense)))
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=DIGEST).digest()
 
 
-def text(setting: Any, version: int = VERSION) -> str:
+def text(setting: Any) -> str:
     """The text of a setting: its name and fields, without fields that are None or name a platform.
 
-    For a former version, the text has the names of that version. A field that later versions add
-    does not change the text while it is None, and a server on a GPU reads messages of clients on
-    CPUs.
+    A field that later versions add does not change the text while it is None, and a server on a GPU
+    reads messages of clients on CPUs.
 
     Raises:
         ValueError: if the repr of a part contains its address in memory.
@@ -70,13 +42,10 @@ def text(setting: Any, version: int = VERSION) -> str:
         >>> import jaxcomp
         >>> text(jaxcomp.codecs.Contractive(codec=jaxcomp.natural()))
         'Contractive(codec=Natural(bits=9, unbiased=True, bucket_size=512))'
-        >>> from jaxcomp.sparsify.indices import RiceGaps
-        >>> text(RiceGaps()), text(RiceGaps(), version=1)
-        ('RiceGaps()', 'Rice()')
     """
     if isinstance(setting, type) or not dataclasses.is_dataclass(setting):
         if isinstance(setting, tuple):
-            return f"({', '.join(text(part, version) for part in setting)})"
+            return f"({', '.join(text(part) for part in setting)})"
         if isinstance(setting, numbers.Real) and not isinstance(setting, bool):
             number = float(setting)  # Equal numbers may be written differently.
             return repr(int(number) if number.is_integer() else number)
@@ -88,14 +57,12 @@ def text(setting: Any, version: int = VERSION) -> str:
             )
         return written
     values = [(field.name, getattr(setting, field.name)) for field in dataclasses.fields(setting)]
-    former = RENAMED.get(version, {}) if type(setting).__module__.startswith("jaxcomp.") else {}
-    kind = type(setting).__name__
     inside = [
-        f"{former.get(f'{kind}.{name}', name)}={text(value, version)}"
+        f"{name}={text(value)}"
         for name, value in values
         if value is not None and name != "implementation"
     ]
-    return f"{former.get(kind, kind)}({', '.join(inside)})"
+    return f"{type(setting).__name__}({', '.join(inside)})"
 
 
 def widths(setting: Any) -> tuple[int | float, ...]:

@@ -8,13 +8,13 @@ import hashlib
 import hmac
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp.messages.fingerprint import DIGEST, READABLE, VERSION
+from jaxcomp.messages.fingerprint import DIGEST, VERSION
 from jaxcomp.messages.reading import MessageError, Reader, number
 from jaxcomp.types import ArrayLike
 
@@ -22,7 +22,7 @@ MAGIC = b"\x8bJXC"
 _KEYED = 1
 _PERSON = b"jaxcomp message"
 _FIXED = struct.Struct(f"<4sBBHIQ{DIGEST}s{DIGEST}s")
-"""Magic, version, flags, zero, arrays, length, digest of codec and plan, checksum."""
+"""Magic, version, flags, zero, arrays, length, digest of codec and layout, checksum."""
 _CHECKSUM = _FIXED.size - DIGEST
 SECRET = (16, 64)
 """The fewest and the most bytes of a secret."""
@@ -46,25 +46,23 @@ class Part(NamedTuple):
     body: Any
 
 
-def write(parts: Sequence[Part], digests: Mapping[int, bytes], secret: bytes | None) -> bytes:
-    """The message of these arrays, in the current version."""
+def write(parts: Sequence[Part], digest: bytes, secret: bytes | None) -> bytes:
+    """The message of these arrays."""
     table = b"".join(_entry(part.dtype, part.shape, part.method, len(part.body)) for part in parts)
     body = table + b"".join(part.body for part in parts)
     flags = 0 if secret is None else _KEYED
     length = _FIXED.size + len(body)
-    blank = (MAGIC, VERSION, flags, 0, len(parts), length, digests[VERSION])
+    blank = (MAGIC, VERSION, flags, 0, len(parts), length, digest)
     checksum = _checksum(_FIXED.pack(*blank, bytes(DIGEST)), body, secret)
     return _FIXED.pack(*blank, checksum) + body
 
 
-def read(
-    data: Any, digests: Mapping[int, bytes], likes: Sequence[ArrayLike], secret: bytes | None
-) -> list[Part]:
+def read(data: Any, digest: bytes, likes: Sequence[ArrayLike], secret: bytes | None) -> list[Part]:
     """The still encoded arrays of a message, checked against the expected ones.
 
     Args:
         data: the message.
-        digests: the digests of codec and plan, in each supported version.
+        digest: the digest of codec and layout.
         likes: shape and dtype of every expected array.
         secret: the secret shared by sender and receiver.
 
@@ -74,21 +72,15 @@ def read(
     if not isinstance(data, bytes | bytearray | memoryview):
         raise MessageError(f"`data` must be bytes, got {type(data).__name__}")
     whole = memoryview(data.tobytes() if isinstance(data, memoryview) else data)
-    version, count, found, checksum = _open(whole, limit(likes), secret)
+    count, found, checksum = _open(whole, limit(likes), secret)
     blank = bytes(whole[:_CHECKSUM]) + bytes(DIGEST)
     if not hmac.compare_digest(_checksum(blank, whole[_FIXED.size :], secret), checksum):
         way = "the `secret` is another one" if secret else "it was damaged on the way"
         raise MessageError(f"`data` must have the checksum of what it holds, got another: {way}")
-    if version not in digests:
-        raise MessageError(
-            f"`data` must be of format version {' or '.join(map(str, digests))} for this codec, in "
-            f"which leaves of several sizes share a bucket, got {version}; write it again with "
-            "this version of jaxcomp"
-        )
-    if found != digests[version]:
+    if found != digest:
         raise MessageError(
             "`data` must come from `to_bytes` with the same codec and a tree like `like`, got "
-            f"fingerprint {found.hex()}, expected {digests[version].hex()}"
+            f"fingerprint {found.hex()}, expected {digest.hex()}"
         )
     if count != len(likes):
         raise MessageError(f"`data` must hold {len(likes)} arrays, got {count}")
@@ -112,8 +104,8 @@ def limit(likes: Sequence[ArrayLike]) -> int:
     return _FIXED.size + sum(map(len, entries)) + sum(sizes)
 
 
-def _open(whole: memoryview, most: int, secret: bytes | None) -> tuple[int, int, bytes, bytes]:
-    """The version, the number of arrays, the digest and the checksum, after the first checks."""
+def _open(whole: memoryview, most: int, secret: bytes | None) -> tuple[int, bytes, bytes]:
+    """The number of arrays, the digest and the checksum, after the first checks."""
     if len(whole) < _FIXED.size:
         raise MessageError(
             f"`data` must hold a message, of at least {_FIXED.size} bytes, got {len(whole)}"
@@ -123,10 +115,9 @@ def _open(whole: memoryview, most: int, secret: bytes | None) -> tuple[int, int,
         raise MessageError(
             f"`data` must begin with {MAGIC!r}, the start of a message, got {magic!r}"
         )
-    if version not in READABLE:
-        known = " or ".join(map(str, READABLE))
+    if version != VERSION:
         newer = "; use a newer jaxcomp" if version > VERSION else ""
-        raise MessageError(f"`data` must be of format version {known}, got {version}{newer}")
+        raise MessageError(f"`data` must be of format version {VERSION}, got {version}{newer}")
     if flags & ~_KEYED or zero:
         raise MessageError(f"`data` must have no flags but {_KEYED}, got {flags} and {zero}")
     if bool(flags & _KEYED) != (secret is not None):
@@ -143,7 +134,7 @@ def _open(whole: memoryview, most: int, secret: bytes | None) -> tuple[int, int,
             f"`data` must have at most {most:,} bytes for this codec and a tree like `like`, got "
             f"{length:,}"
         )
-    return version, count, identity, checksum
+    return count, identity, checksum
 
 
 def _checksum(fixed: bytes, body: Any, secret: bytes | None) -> bytes:

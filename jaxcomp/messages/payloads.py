@@ -21,13 +21,13 @@ class Expected(NamedTuple):
     """The contents of a message for this codec and tree.
 
     Attributes:
-        digests: the digests of codec and plan, in each format version that is read.
+        digest: the digest of codec and layout.
         likes: the shape and dtype of every array, those of the payloads first.
         widths: the widths of the codes that each array may hold.
         treedef: the structure of the payload.
     """
 
-    digests: dict[int, bytes]
+    digest: bytes
     likes: tuple[jax.ShapeDtypeStruct, ...]
     widths: tuple[tuple[int | float, ...], ...]
     treedef: Any
@@ -84,7 +84,7 @@ def to_bytes(
     for leaf, like_, widths in zip(leaves, expected.likes, expected.widths, strict=True):
         method, body = arrays.encode(np.asarray(leaf), widths)
         parts.append(frame.Part(np.dtype(like_.dtype), like_.shape, method, body))
-    return frame.write(parts, expected.digests, secret)
+    return frame.write(parts, expected.digest, secret)
 
 
 def from_bytes(
@@ -131,7 +131,7 @@ def from_bytes(
     """
     _check_secret(secret)
     expected = _expect(codec, like)
-    parts = frame.read(data, expected.digests, expected.likes, secret)
+    parts = frame.read(data, expected.digest, expected.likes, secret)
     leaves = [
         jnp.asarray(arrays.decode(part.method, part.body, like_, widths))
         for part, like_, widths in zip(parts, expected.likes, expected.widths, strict=True)
@@ -204,12 +204,12 @@ def _expect_of(
 ) -> Expected:
     del x64  # The dtypes of the payload may depend on it.
     like = jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*kind) for kind in kinds])
-    plan = trees.layout(codec, like)
-    dense: Any = tuple(plan.likes[number] for number in plan.dense)
-    payload = TreePayload(wire_cost.payload_like(plan.batches), dense)
+    layout = trees.layout(codec, like)
+    dense: Any = tuple(layout.likes[number] for number in layout.dense)
+    payload = TreePayload(wire_cost.payload_like(layout.batches), dense)
     likes, treedef = jax.tree.flatten(payload)
     widths = []
-    for batch, part in zip(plan.batches, payload.batches, strict=True):
+    for batch, part in zip(layout.batches, payload.batches, strict=True):
         widths += [fingerprint.widths(batch.codec)] * len(jax.tree.leaves(part))
-    widths += [()] * len(plan.dense)
-    return Expected(fingerprint.digests(codec, plan), tuple(likes), tuple(widths), treedef)
+    widths += [()] * len(layout.dense)
+    return Expected(fingerprint.digest(codec, layout), tuple(likes), tuple(widths), treedef)

@@ -22,6 +22,7 @@ _Mean = optax.GradientTransformationExtraArgs
 
 
 @kinds.DISPLACED.register
+@kinds.STEPS.register
 class ZeroOneAdamState(NamedTuple):
     """State of `step_by_zero_one_adam`; moments and offsets are at least in float32.
 

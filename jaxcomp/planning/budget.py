@@ -89,50 +89,43 @@ def spend(
         its own. With a residual, the message is not the gradient, and its error differs.
     """
     codecs = widths() if codecs is None else codecs
-    likes, paths, treedef = _checked(bytes_per_step, gradients, workers, codecs)
+    layout = _layout(bytes_per_step, gradients, workers, codecs)
     checks.integer("min_size", min_size, 0)
     checks.integer("min_ndim", min_ndim, 0)
     ladder: dict[str, Codec | None] = {**codecs, _DENSE: None}
     small = Policy(next(iter(codecs.values())), min_size=min_size, min_ndim=min_ndim)
-    chosen = [
-        i
-        for i, like in enumerate(likes)
-        if like.size and small.choose(paths[i], like.shape, like.dtype)[0]
-    ]
-    scales = None if weights is None else _weights(weights, treedef, paths, likes)
-    samples = [treedef.flatten_up_to(tree) for tree in gradients]
+    leaves = enumerate(zip(layout.paths, layout.likes, strict=True))
+    chosen = [i for i, (path, x) in leaves if x.size and small.choose(path, x.shape, x.dtype)[0]]
+    scales = None if weights is None else _weights(weights, layout)
+    samples = [layout.treedef.flatten_up_to(tree) for tree in gradients]
     energies = np.mean([[_energy(x) for x in sample] for sample in samples], axis=0)
     errors = [
         np.zeros((len(chosen), 2))
         if codec is None
-        else _errors(codec, chosen, paths, samples, scales, key)
+        else _errors(codec, chosen, layout.paths, samples, scales, key)
         for codec in ladder.values()
     ]
-    table = _Table(tuple(ladder.items()), chosen, paths, likes, treedef, small, workers)
+    offers = _Offers(tuple(ladder.items()), chosen, layout, small, workers)
     counted = [[error[row, 0] for error in errors] for row in range(len(chosen))]
-    found = _allocate(table, counted, bytes_per_step)
+    found = _allocate(offers, counted, bytes_per_step)
     plain = [error[:, 1] for error in errors]
-    return _spending(table, found, plain, energies, bytes_per_step)
+    return _spending(offers, found, plain, energies, bytes_per_step)
 
 
-class _Table(NamedTuple):
+class _Offers(NamedTuple):
     """The leaves that have a choice of codec, and the bytes of each choice.
 
     Attributes:
         ladder: the codecs by name, and None for dense.
         chosen: the numbers of the leaves that have a choice.
-        paths: the paths of all leaves.
-        likes: shapes and dtypes of all leaves.
-        treedef: the structure of the tree.
+        layout: the paths, shapes and dtypes of all leaves.
         small: the policy that says which leaves have a choice.
         workers: as given to `spend`.
     """
 
     ladder: tuple[tuple[str, Codec | None], ...]
     chosen: list[int]
-    paths: tuple[str, ...]
-    likes: tuple[Any, ...]
-    treedef: Any
+    layout: trees.Layout
     small: Policy
     workers: int | None
 
@@ -141,7 +134,7 @@ class _Table(NamedTuple):
         common = collections.Counter(choice).most_common(1)
         default = common[0][0] if common else len(self.ladder) - 1
         rules = [
-            Rule(glob.escape(self.paths[leaf]), self.ladder[rung][1])
+            Rule(glob.escape(self.layout.paths[leaf]), self.ladder[rung][1])
             for leaf, rung in zip(self.chosen, choice, strict=True)
             if rung != default
         ]
@@ -149,7 +142,7 @@ class _Table(NamedTuple):
 
     def bytes(self, choice: Sequence[int]) -> int:
         """The bytes of the tree."""
-        tree = jax.tree.unflatten(self.treedef, self.likes)
+        tree = jax.tree.unflatten(self.layout.treedef, self.layout.likes)
         return self.cost(self.policy(choice), tree)
 
     def cost(self, policy: Policy, like: PyTree) -> int:
@@ -159,9 +152,9 @@ class _Table(NamedTuple):
         return choose.wire_bytes(choose.given(policy), like, self.workers)
 
 
-def _checked(
+def _layout(
     bytes_per_step: Any, gradients: Sequence[PyTree], workers: Any, codecs: Any
-) -> tuple[tuple[Any, ...], tuple[str, ...], Any]:
+) -> trees.Layout:
     """Shapes, paths and structure of the gradients; raises a `ValueError` for wrong arguments."""
     checks.integer("bytes_per_step", bytes_per_step, 1)
     if workers is not None:
@@ -174,16 +167,15 @@ def _checked(
         )
     if not gradients:
         raise ValueError("`gradients` must be at least one tree of arrays, got none")
-    found = [trees.layout(policy_.NOTHING, tree) for tree in gradients]
-    first = found[0]
-    for other in found:
-        if (other.likes, other.paths) != (first.likes, first.paths):
+    layout, *others = (trees.layout(policy_.NOTHING, tree) for tree in gradients)
+    for other in others:
+        if (other.likes, other.paths) != (layout.likes, layout.paths):
             raise ValueError(
                 "`gradients` must have the same leaves in every step, got "
-                f"{first.likes} and {other.likes}"
+                f"{layout.likes} and {other.likes}"
             )
     for tree in gradients:
-        for path, leaf in zip(first.paths, jax.tree.leaves(tree), strict=True):
+        for path, leaf in zip(layout.paths, jax.tree.leaves(tree), strict=True):
             if isinstance(leaf, jax.ShapeDtypeStruct):
                 raise ValueError(
                     "`gradients` must hold values, since errors are measured, got the shape of "
@@ -191,26 +183,24 @@ def _checked(
                 )
             if not math.isfinite(_energy(leaf)):
                 raise ValueError(f"`gradients` must be finite, got {path!r} with NaN or Inf")
-    return first.likes, first.paths, first.treedef
+    return layout
 
 
-def _weights(
-    weights: PyTree, treedef: Any, paths: tuple[str, ...], likes: tuple[Any, ...]
-) -> list[np.ndarray]:
+def _weights(weights: PyTree, layout: trees.Layout) -> list[np.ndarray]:
     """The weights of each leaf, in float64."""
-    tree = jax.tree.unflatten(treedef, likes)
+    tree = jax.tree.unflatten(layout.treedef, layout.likes)
     try:
         found = jax.tree.leaves(
             jax.tree.map(lambda w, part: jax.tree.map(lambda _: w, part), weights, tree)
         )
         wide = [np.asarray(weight, np.float64) for weight in found]
-        for weight, like in zip(wide, likes, strict=True):
+        for weight, like in zip(wide, layout.likes, strict=True):
             np.broadcast_to(weight, like.shape)
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"`weights` must be arrays or numbers like the gradients, or a prefix of them: {error}"
         ) from None
-    for path, weight in zip(paths, wide, strict=True):
+    for path, weight in zip(layout.paths, wide, strict=True):
         if not np.all(np.isfinite(weight) & (weight >= 0)):
             raise ValueError(f"`weights` must be finite and not negative, got others at {path!r}")
     return wide
@@ -245,26 +235,27 @@ def _errors(
     return total / len(samples)
 
 
-def _allocate(table: _Table, errors: list[list[float]], budget: int) -> list[int]:
+def _allocate(offers: _Offers, errors: list[list[float]], budget: int) -> list[int]:
     """The number of each leaf's choice, so that the bytes of the tree are within the budget."""
-    kinds = [(table.likes[leaf].shape, table.likes[leaf].dtype) for leaf in table.chosen]
-    alone = [_alone(codec) for _, codec in table.ladder]
+    likes = [offers.layout.likes[leaf] for leaf in offers.chosen]
+    kinds = [(like.shape, like.dtype) for like in likes]
+    alone = [_alone(codec) for _, codec in offers.ladder]
     known = {
-        kind: [table.cost(policy, table.likes[leaf]) for policy in alone]
-        for kind, leaf in dict(zip(kinds, table.chosen, strict=True)).items()
+        kind: [offers.cost(policy, like) for policy in alone]
+        for kind, like in dict(zip(kinds, likes, strict=True)).items()
     }
     prices = [known[kind] for kind in kinds]
     cheapest = [min(range(len(row)), key=row.__getitem__) for row in prices]
-    least = table.bytes(cheapest)
+    least = offers.bytes(cheapest)
     if least > budget:
         raise ValueError(
             f"`bytes_per_step` must be at least {least:,} for these codecs and leaves, got "
             f"{budget:,}; give a codec of fewer bits, such as jaxcomp.eden(bits=0.5, rotations=2)"
         )
     best, best_error = cheapest, knapsack.total(errors, cheapest)
-    for rung in range(len(table.ladder)):
+    for rung in range(len(offers.ladder)):
         choice = [rung] * len(errors)
-        if knapsack.total(errors, choice) < best_error and table.bytes(choice) <= budget:
+        if knapsack.total(errors, choice) < best_error and offers.bytes(choice) <= budget:
             best, best_error = choice, knapsack.total(errors, choice)
     # The tree has fewer or more bytes than its leaves one by one, by the padding of their batches.
     room = budget - least + sum(row[c] for row, c in zip(prices, cheapest, strict=True))
@@ -273,15 +264,15 @@ def _allocate(table: _Table, errors: list[list[float]], budget: int) -> list[int
         choice = knapsack.fill(prices, errors, room)
         if choice == before:
             break
-        left = budget - table.bytes(choice)
+        left = budget - offers.bytes(choice)
         if left >= 0 and knapsack.total(errors, choice) < best_error:
             best, best_error = choice, knapsack.total(errors, choice)
         before, room = choice, knapsack.total(prices, choice) + left
-    return _polished(table, prices, errors, best, budget)
+    return _polished(offers, prices, errors, best, budget)
 
 
 def _polished(
-    table: _Table,
+    offers: _Offers,
     prices: list[list[int]],
     errors: list[list[float]],
     choice: list[int],
@@ -293,7 +284,7 @@ def _polished(
         for leaf, after in knapsack.changes(prices, errors, choice)[:tries]:
             tries -= 1
             other = [after if row == leaf else c for row, c in enumerate(choice)]
-            if table.bytes(other) <= budget:
+            if offers.bytes(other) <= budget:
                 choice = other
                 break
         else:
@@ -302,34 +293,34 @@ def _polished(
 
 
 def _spending(
-    table: _Table, choice: list[int], errors: list[np.ndarray], energies: np.ndarray, budget: int
+    offers: _Offers, choice: list[int], errors: list[np.ndarray], energies: np.ndarray, budget: int
 ) -> Spending:
     """The result, leaf by leaf, and the best single codec for all leaves."""
     total = math.fsum(energies) or 1.0
-    rows = {leaf: row for row, leaf in enumerate(table.chosen)}
+    rows = {leaf: row for row, leaf in enumerate(offers.chosen)}
     lines = []
-    for leaf, (path, like) in enumerate(zip(table.paths, table.likes, strict=True)):
+    for leaf, (path, like) in enumerate(zip(offers.layout.paths, offers.layout.likes, strict=True)):
         row, size, energy = rows.get(leaf), max(like.size, 1), float(energies[leaf])
-        name, codec = (_DENSE, None) if row is None else table.ladder[choice[row]]
+        name, codec = (_DENSE, None) if row is None else offers.ladder[choice[row]]
         lost = 0.0 if row is None else float(errors[choice[row]][row])
         bits = 8 * choose.wire_bytes(_alone(codec), like) / size
         lines.append(
             LeafSpending(path, like.shape, name, codec, bits, energy / size, lost / (energy or 1.0))
         )
-    offers = [
-        Uniform(name, table.bytes([rung] * len(choice)), math.fsum(errors[rung]) / total)
-        for rung, (name, codec) in enumerate(table.ladder)
+    alike = [
+        Uniform(name, offers.bytes([rung] * len(choice)), math.fsum(errors[rung]) / total)
+        for rung, (name, codec) in enumerate(offers.ladder)
         if codec is not None and choice
     ]
-    fitting = [offer for offer in offers if offer.bytes <= budget]
+    fitting = [one for one in alike if one.bytes <= budget]
     return Spending(
-        policy=table.policy(choice),
+        policy=offers.policy(choice),
         leaves=tuple(lines),
         budget=budget,
-        bytes=table.bytes(choice),
+        bytes=offers.bytes(choice),
         error=math.fsum(errors[c][row] for row, c in enumerate(choice)) / total,
-        uniform=min(fitting, key=lambda offer: offer.error, default=None),
-        workers=table.workers,
+        uniform=min(fitting, key=lambda one: one.error, default=None),
+        workers=offers.workers,
     )
 
 

@@ -26,26 +26,26 @@ _DENSE: Mapping[str, tuple[str, Any]] = {
     "dense bfloat16": ('jaxcomp.Dense("bfloat16")', Dense("bfloat16")),
 }
 DENSE: Mapping[str, Any] = {name: mean for name, (_, mean) in _DENSE.items()}
-"""The dense means, of which there is one on all levels."""
+"""The dense means, of which there is one over all axes."""
 _LOCAL = {"SparseLoCo": ("jaxcomp.chunk_top_k()", Gather(Link(chunk_top_k(), Residual(0.95))))}
 LOCAL: Mapping[str, Any] = {name: mean for name, (_, mean) in _LOCAL.items()}
 """What methods of local steps send, beside those codecs."""
 
 
-def means(named: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, str]:
+def means(named: Mapping[str, Any], sizes: tuple[int, ...]) -> dict[str, str]:
     """The mean of each of the default ways, as a user writes it.
 
-    `compressed_mean` chooses the reducer on one level; `Hierarchical` must be given it. Methods of
-    local steps are given a codec, and have one level.
+    `compressed_mean` chooses the reducer over one axis; `Hierarchical` must be given it. Methods of
+    local steps are given a codec, and have one axis.
     """
-    whole = _DENSE if len(levels) > 1 else {**_DENSE, **_LOCAL}
+    whole = _DENSE if len(sizes) > 1 else {**_DENSE, **_LOCAL}
     found = {name: written for name, (written, _) in whole.items()}
     for name, given in named.items():
         codec, _, reducer = name.partition(", ")
         if codec not in _WRITTEN:
             continue
         mean, _ = _WRITTEN[codec]
-        if len(levels) > 1:
+        if len(sizes) > 1:
             if given.uplink.feedback.facts.keeps_unsent:
                 mean = f"jaxcomp.Link({mean}, jaxcomp.Residual())"
             both = f"{mean}, {mean}" if reducer == "TwoShot" else mean

@@ -6,18 +6,19 @@ from typing import Any, overload
 
 import jax.numpy as jnp
 
-from jaxcomp import checks
+from jaxcomp import checks, tables
 from jaxcomp.base import Reducer
 from jaxcomp.codecs import low_rank
 from jaxcomp.collectives.fully_sharded import FullySharded
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
-from jaxcomp.planning import sharded_description
-from jaxcomp.planning.sharded_description import ShardedDescription
+from jaxcomp.planning import fsdp_description
+from jaxcomp.planning.columns import PATH, SHAPE, short
+from jaxcomp.planning.fsdp_description import ShardedDescription
 from jaxcomp.reducers import choose
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
-from jaxcomp.theory import tables
+from jaxcomp.tables import Column
 from jaxcomp.transforms.sharded_optimizer import ShardedOptimizer
 from jaxcomp.types import PyTree
 from jaxcomp.wire import cost as wire_cost
@@ -34,6 +35,16 @@ class Line:
     bits_per_element: float
     payload_bytes: float
     reason: str
+
+
+_COLUMNS = (
+    PATH,
+    SHAPE,
+    Column("codec", "codec"),
+    Column("bits/elem", "bits_per_element", ".2f"),
+    Column("bytes", lambda line: math.ceil(line.payload_bytes), ","),
+    Column("why", "reason"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,20 +78,7 @@ class Description:
         return 8 * self.payload_bytes / max(self.elements, 1)
 
     def __str__(self) -> str:
-        rows = [("leaf", "shape", "codec", "bits/elem", "bytes", "why")]
-        rows += [
-            (
-                line.path or "(the array)",
-                "x".join(map(str, line.shape)) or "scalar",
-                line.codec,
-                f"{line.bits_per_element:.2f}",
-                f"{math.ceil(line.payload_bytes):,}",
-                line.reason,
-            )
-            for line in self.lines
-        ]
-        text = [*tables.text(rows), "", self.picked, self._totals()]
-        return "\n".join(text)
+        return "\n".join([tables.text(_COLUMNS, self.lines), "", self.picked, self._totals()])
 
     @property
     def ratio(self) -> float | None:
@@ -154,52 +152,52 @@ def describe(
         w Quantizer(Sign, MeanAbs, Nearest, bucket_size=512) 1.0625 default
     """
     if isinstance(codec_or_reducer, FullySharded):
-        return sharded_description.of(codec_or_reducer, params, short)
+        return fsdp_description.of(codec_or_reducer, params)
     if isinstance(codec_or_reducer, ShardedOptimizer):
         codec_or_reducer = codec_or_reducer.reducer
     source = choose.given(codec_or_reducer)
     axes = workers if isinstance(workers, tuple) else (1 if workers is None else workers,)
     for number in axes:
         checks.integer("workers", number, 1)
-    whole = choose.plan(source, params, sizes=axes)
-    plan, sizes, dtype = whole.layout, whole.batch_bytes, whole.dense_dtype
-    spent = [0.0] * len(plan.likes)
-    for batch, size in zip(plan.batches, sizes, strict=True):
+    plan = choose.plan(source, params, sizes=axes)
+    layout, dtype = plan.layout, plan.dense_dtype
+    spent = [0.0] * len(layout.likes)
+    for batch, size in zip(layout.batches, plan.batch_bytes, strict=True):
         for leaf, part in batch.bytes_of(size):
             spent[leaf] += part
     lines = []
-    for number, like in enumerate(plan.likes):
-        codec = plan.codecs[number]
+    for number, like in enumerate(layout.likes):
+        codec = layout.codecs[number]
         dense = dtype or like.dtype
         bytes_ = spent[number] if codec is not None else float(like.size * dense.itemsize)
         bits = 8 * bytes_ / like.size if like.size else 8.0 * dense.itemsize
         lines.append(
             Line(
-                path=plan.paths[number],
+                path=layout.paths[number],
                 shape=like.shape,
                 dtype=like.dtype.name,
                 codec=f"dense {dense.name}" if codec is None else short(codec),
                 bits_per_element=bits,
                 payload_bytes=bytes_,
-                reason="dense reducer" if whole.given.uplink is None else plan.reasons[number],
+                reason="dense reducer" if plan.given.uplink is None else layout.reasons[number],
             )
         )
     return Description(
         lines=tuple(lines),
-        elements=sum(like.size for like in plan.likes),
-        payload_bytes=whole.payload_bytes,
-        dense_bytes=sum(like.size * jnp.dtype(like.dtype).itemsize for like in plan.likes),
-        picked=_picked(codec_or_reducer, source, whole, workers)
-        + _phases(whole, params)
-        + "".join(f"\nrule {path!r} decides no leaf" for path in plan.unused)
-        + "".join(f"\n{hint}" for hint in low_rank.merged_layers(plan)),
+        elements=sum(like.size for like in layout.likes),
+        payload_bytes=plan.payload_bytes,
+        dense_bytes=sum(like.size * jnp.dtype(like.dtype).itemsize for like in layout.likes),
+        picked=_picked(codec_or_reducer, source, plan, workers)
+        + _phases(plan, params)
+        + "".join(f"\nrule {path!r} decides no leaf" for path in layout.unused)
+        + "".join(f"\n{hint}" for hint in low_rank.merged_layers(layout)),
         workers=workers,
         link_bytes=None if workers is None else choose.wire_bytes(source, params, workers),
         dense_link_bytes=None
         if workers is None
         else sum(
             wire_cost.ring_bytes(like.size * like.dtype.itemsize, math.prod(axes))
-            for like in plan.likes
+            for like in layout.likes
         ),
         offers=_offers(source, params, workers),
     )
@@ -215,23 +213,6 @@ def _offers(source: Any, params: PyTree, workers: Any) -> tuple[tuple[str, int],
     sizes = (math.prod(workers) if isinstance(workers, tuple) else workers,)
     plans = {kind.__name__: Plan.of(way, params, sizes=sizes) for kind, way in ways.items() if way}
     return tuple((name, math.ceil(p.compressed_link_bytes)) for name, p in plans.items())
-
-
-def short(setting: Any) -> str:
-    """A codec, or a part of one, on one line, without settings at their defaults."""
-    if not dataclasses.is_dataclass(setting):
-        return repr(setting)
-    settings = []
-    for field in dataclasses.fields(setting):
-        value = getattr(setting, field.name)
-        if dataclasses.is_dataclass(value) and value != field.default:
-            settings.append(short(value))
-        elif isinstance(value, tuple) and value and all(map(dataclasses.is_dataclass, value)):
-            settings.append(", ".join(map(short, value)))
-        elif value != field.default or field.name == "bucket_size":
-            settings.append(f"{field.name}={value!r}")
-    inside = ", ".join(settings)
-    return f"{type(setting).__name__}({inside})" if inside else type(setting).__name__
 
 
 def _phases(plan: Plan, params: PyTree) -> str:

@@ -13,10 +13,12 @@ from jaxcomp.base import Codec
 from jaxcomp.feedback import Link, NoFeedback
 from jaxcomp.layout import policy as policy_, trees
 from jaxcomp.layout.policy import Policy
-from jaxcomp.planning import models, timing
+from jaxcomp.planning import models, planner, timing
 from jaxcomp.planning.planner import Clock
 from jaxcomp.recipes.quantizers import cast, qsgd_inf
-from jaxcomp.theory import cost, plan as plan_
+from jaxcomp.theory import comparison, cost
+from jaxcomp.theory.candidates import Way
+from jaxcomp.theory.comparison import Comparison, Conditions
 from jaxcomp.theory.cost import Network
 from jaxcomp.types import PyTree
 from jaxcomp.wire import buffer, cost as wire_cost
@@ -49,17 +51,17 @@ def plan_fsdp(
     margin: float = 0.02,
     doubt: float = 0.25,
     clock: Clock | None = None,
-) -> plan_.Plan:
+) -> Comparison:
     """Forecasts whether `jaxcomp.fully_sharded` is faster with compressed weights and gradients.
 
     In a step a device sends `(n − 1)/n` of the weights' payload for each time that they are
-    gathered, and as much of the gradients'. The baseline sends both in bfloat16. With two levels a
+    gathered, and as much of the gradients'. The baseline sends both in bfloat16. Between hosts a
     device sends its shard over the slow link, and the shards of its column over the fast one.
 
     Args:
         params: the parameters, or their shapes and dtypes; or the number of parameters, for a
             transformer like GPT-2.
-        workers: the number of devices, or `(hosts, devices)` for two levels; all of them shard the
+        workers: the number of devices, or `(hosts, devices)`; all of them shard the
             model.
         network: the link of a device, or the slow one.
         codecs: pairs of a codec of the weights and one of the gradients by name, of which None is
@@ -77,7 +79,7 @@ def plan_fsdp(
         clock: a function that times a link; by default it measures on this device.
 
     Raises:
-        ValueError: for numbers out of range, fewer than two devices, more levels of them without
+        ValueError: for numbers out of range, fewer than two devices, a pair without
             `fast`, or a codec that is none.
 
     Example:
@@ -87,118 +89,93 @@ def plan_fsdp(
         >>> found.best.way.name, round(found.best.speedup, 1)
         ('8-bit weights, 4-bit gradients', 2.3)
     """
-    levels = _levels(workers, fast, network, gathers, link_per)
-    like = models.transformer(params) if isinstance(params, int) else params
-    timed = clock or (timing.untimed if link_only else timing.measure)
-    named = {"dense float32": (None, None), "dense bfloat16": (_BFLOAT16, _BFLOAT16)}
-    ways = []
-    for name, pair in (named | dict(CODECS if codecs is None else codecs)).items():
-        weights, gradients = _pair(name, pair)
-        passes = _Passes(like, levels, timed, link_only)
-        total, inside = passes.of(weights, gathers, gathered=True)
-        more, within = passes.of(gradients, 1, gathered=False)
-        spent = total + more
-        sharing = levels[-1] if len(levels) > 1 and link_per == "host" else 1
-        ways.append(
-            plan_.Way(
-                name,
-                dataclasses.replace(spent, bytes=sharing * spent.bytes),
-                dense=name in named,
-                error=None if name in named else max(passes.errors, default=0.0),
-                low_rank=False,
-                fast=inside + within,
-                spread=max(passes.spreads, default=0.0),
-            )
-        )
-    return plan_.forecast(
-        ways,
-        network,
-        compute=compute,
-        backward=backward,
-        overlap=overlap,
-        fast=fast,
-        baseline="dense bfloat16",
-        margin=margin,
-        doubt=doubt,
-        elements=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like)),
-        workers=levels,
-        link_per=link_per,
-        timed=not link_only,
-    )
-
-
-def _levels(
-    workers: Any, fast: Network | None, network: Any, gathers: int, link_per: str
-) -> tuple[int, ...]:
-    """The number of devices on each level; raises a `ValueError` for arguments out of range."""
-    levels = workers if isinstance(workers, tuple) else (workers,)
-    for level in levels:
-        checks.integer("workers", level, 1)
+    sizes = planner.sizes_of(workers, network, link_per)
     checks.integer("gathers", gathers, 1)
-    checks.choice("link_per", link_per, ("host", "device"))
-    call = "jaxcomp.planning.Network(bandwidth=1.25e9, latency=50e-6)"
-    checks.made("network", network, Network, call)
-    if len(levels) > 2 or math.prod(levels) < 2 or (len(levels) > 1) != (fast is not None):
+    if len(sizes) > 2 or math.prod(sizes) < 2 or (len(sizes) > 1) != (fast is not None):
         raise ValueError(
             "`workers` must be at least 2 devices in all, or a pair (hosts, devices) beside "
             f"`fast`, got workers={workers!r} and fast={fast!r}"
         )
-    return levels
+    like = models.transformer(params) if isinstance(params, int) else params
+    clock = planner.clock_of(clock, link_only)
+    sharing = sizes[-1] if len(sizes) > 1 and link_per == "host" else 1
+    named = {"dense float32": (None, None), "dense bfloat16": (_BFLOAT16, _BFLOAT16)}
+    ways = []
+    for name, pair in (named | dict(CODECS if codecs is None else codecs)).items():
+        weights, gradients = _policies(name, pair)
+        timed: list[timing.Measured] = []
+        total, inside = _prices(like, weights, sizes, clock, timed, gathers=gathers)
+        more, within = _prices(like, gradients, sizes, clock, timed)
+        spent = total + more
+        dense = name in named
+        ways.append(
+            Way(
+                name,
+                dataclasses.replace(spent, bytes=sharing * spent.bytes),
+                dense=dense,
+                error=None if dense else max((found.error for found in timed), default=0.0),
+                fast=inside + within,
+                spread=max((found.spread for found in timed), default=0.0),
+            )
+        )
+    conditions = Conditions(
+        compute=compute,
+        backward=backward,
+        overlap=overlap,
+        fast=fast,
+        margin=margin,
+        doubt=doubt,
+        elements=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like)),
+        workers=sizes,
+        link_per=link_per,
+        timed=not link_only,
+    )
+    return comparison.compare(ways, network, conditions, baseline="dense bfloat16")
 
 
-@dataclasses.dataclass
-class _Passes:
-    """The prices of sending all weights, or all gradients, and what timing their codecs found."""
+def _prices(
+    like: PyTree,
+    policy: Policy,
+    sizes: tuple[int, ...],
+    clock: Clock,
+    timed: list[timing.Measured],
+    gathers: int | None = None,
+) -> tuple[cost.Price, cost.Price]:
+    """The price of all weights, or of all gradients, over the slow links and over the fast ones.
 
-    like: PyTree
-    levels: tuple[int, ...]
-    clock: Clock
-    link_only: bool
-    errors: list[float] = dataclasses.field(default_factory=list)
-    spreads: list[float] = dataclasses.field(default_factory=list)
-
-    def of(self, policy: Policy, times: int, *, gathered: bool) -> tuple[cost.Price, cost.Price]:
-        """The price over the slow links, and that over the fast ones before."""
-        layout = trees.layout(policy, self.like)
-        payload = buffer.fused_bytes(wire_cost.payload_like(layout.batches))
-        size = payload + trees.dense_bytes(layout)
-        slow, inner = self.levels[0], math.prod(self.levels[1:])
-        price = cost.Price(times * size * (slow - 1) / (slow * inner), times * (slow - 1))
-        fast = cost.Price(times * size * (inner - 1) / inner, times * (inner - 1))
-        n = slow * inner
-        for codec in policy.codecs:
-            leaves = zip(layout.likes, layout.codecs, strict=True)
-            elements = sum(like.size for like, own in leaves if own == codec)
-            if not elements or policy is _BFLOAT16:
-                continue
+    Args:
+        like: the parameters.
+        policy: the codecs.
+        sizes: the number of hosts, and of devices of each.
+        clock: a function that times a link.
+        timed: what it found is added to this list.
+        gathers: how many times weights are gathered; None for gradients.
+    """
+    layout, times = trees.layout(policy, like), gathers or 1
+    size = buffer.fused_bytes(wire_cost.payload_like(layout.batches)) + trees.dense_bytes(layout)
+    slow, inner = sizes[0], math.prod(sizes[1:])
+    price = cost.Price(times * size * (slow - 1) / (slow * inner), times * (slow - 1))
+    fast = cost.Price(times * size * (inner - 1) / inner, times * (inner - 1))
+    n = slow * inner
+    effort = cost.Effort(encodes=1 / n, decodes=1.0)
+    if gathers is None:
+        effort = cost.Effort(encodes=1.0, decodes=1 / n, adds=(n - 1) / n)
+    for codec in () if policy is _BFLOAT16 else policy.codecs:
+        leaves = zip(layout.likes, layout.codecs, strict=True)
+        elements = sum(like.size for like, own in leaves if own == codec)
+        if elements:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Weights have no feedback.
-                found = self.clock(Link(codec, NoFeedback()))
-            self.errors.append(found.error)
-            self.spreads.append(found.spread)
-            if self.link_only:
-                continue
-            effort = cost.Effort(encodes=1 / n, decodes=1.0)
-            if not gathered:
-                effort = cost.Effort(encodes=1.0, decodes=1 / n, adds=(n - 1) / n)
-            price += cost.Price(work=times * effort.seconds(found.work, elements))
-        return price, fast
+                timed.append(clock(Link(codec, NoFeedback())))
+            price += cost.Price(work=times * effort.seconds(timed[-1].work, elements))
+    return price, fast
 
 
-def _pair(name: str, pair: Any) -> tuple[Policy, Policy]:
-    if not isinstance(pair, tuple) or len(pair) != 2:
+def _policies(name: str, pair: Any) -> tuple[Policy, ...]:
+    known = isinstance(pair, tuple) and len(pair) == 2
+    if not known or not all(isinstance(one, Codec | Policy | None) for one in pair):
         raise ValueError(
             "`codecs` must be pairs of codecs, policies or None, of the weights and of the "
             f"gradients, got {pair!r} for {name!r}"
         )
-    return _policy(name, pair[0]), _policy(name, pair[1])
-
-
-def _policy(name: str, codec: Any) -> Policy:
-    if codec is None:
-        return policy_.NOTHING
-    if not isinstance(codec, Codec | Policy):
-        raise ValueError(
-            f"`codecs` must be pairs of codecs, policies or None, got {codec!r} for {name!r}"
-        )
-    return policy_.of(codec)
+    return tuple(policy_.NOTHING if one is None else policy_.of(one) for one in pair)

@@ -9,20 +9,24 @@ from typing import Any
 
 import jax
 
-from jaxcomp import checks
+from jaxcomp import checks, tables
 from jaxcomp.base import Reducer
 from jaxcomp.exchange import dense as dense_
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.graphs import mixing
 from jaxcomp.planning import models, timing
+from jaxcomp.planning.columns import shape, short
 from jaxcomp.planning.compared import CODECS, DENSE, LOCAL, means
-from jaxcomp.planning.description import describe, short
+from jaxcomp.planning.description import describe
 from jaxcomp.reducers import choose
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gossip import Gossip
 from jaxcomp.reducers.hierarchical import Hierarchical
 from jaxcomp.reducers.power import PowerIteration
-from jaxcomp.theory import cost, plan as plan_, tables, units
+from jaxcomp.tables import Column
+from jaxcomp.theory import comparison, cost, units
+from jaxcomp.theory.candidates import Way
+from jaxcomp.theory.comparison import Comparison, Conditions
 from jaxcomp.theory.cost import Network
 from jaxcomp.types import PyTree
 from jaxcomp.wire import cost as wire_cost
@@ -49,29 +53,38 @@ class Leaf:
 
 
 class Leaves(tuple):
-    """The leaves of a plan, printed as a table in which leaves that differ in a number are one."""
+    """The leaves of a forecast, printed as a table: leaves that differ in a number are one row."""
 
     def __str__(self) -> str:
         groups: dict[tuple[str, ...], list[Leaf]] = {}
         for leaf in self:
-            codec = "dense" if leaf.codec is None else short(leaf.codec)
-            kind = "" if leaf.codec is None else _shape(leaf)  # Dense ones are of many shapes.
-            groups.setdefault((re.sub(r"\d+", "*", leaf.path), kind, codec), []).append(leaf)
-        rows = [("leaf", "leaves", "shape", "send it by", "saves")]
-        for (_, _, codec), leaves in groups.items():
-            shapes = {_shape(leaf) for leaf in leaves}
-            shape = shapes.pop() if len(shapes) == 1 else "various"
-            saved = sum(leaf.saved for leaf in leaves)
-            told = "" if leaves[0].codec is None else units.duration(saved)
-            # Paths that differ in numbers alone: `block*/up` for `block0/up` and `block1/up`.
-            pieces = zip(*(re.split(r"(\d+)", leaf.path) for leaf in leaves), strict=True)
-            name = "".join(same[0] if len(set(same)) == 1 else "*" for same in pieces)
-            rows.append((name or "(the array)", str(len(leaves)), shape, codec, told))
-        return "\n".join(tables.text(rows, right=(False, True)))
+            kind = "" if leaf.codec is None else shape(leaf)  # Dense ones are of many shapes.
+            name = re.sub(r"\d+", "*", leaf.path)
+            groups.setdefault((name, kind, short(leaf.codec)), []).append(leaf)
+        return tables.text(_COLUMNS, groups.values())
 
 
-def _shape(leaf: Leaf) -> str:
-    return "x".join(map(str, leaf.shape)) or "scalar"
+def _common_path(leaves: list[Leaf]) -> str:
+    """`block*/up` for `block0/up` and `block1/up`: the path, with * for numbers that differ."""
+    pieces = zip(*(re.split(r"(\d+)", leaf.path) for leaf in leaves), strict=True)
+    return "".join(same[0] if len(set(same)) == 1 else "*" for same in pieces) or "(the array)"
+
+
+def _common_shape(leaves: list[Leaf]) -> str:
+    return shape(leaves[0]) if len({leaf.shape for leaf in leaves}) == 1 else "various"
+
+
+def _saved(leaves: list[Leaf]) -> float | None:
+    return None if leaves[0].codec is None else sum(leaf.saved for leaf in leaves)
+
+
+_COLUMNS = (
+    Column("leaf", _common_path),
+    Column("leaves", len, right=True),
+    Column("shape", _common_shape),
+    Column("send it by", lambda leaves: short(leaves[0].codec)),
+    Column("saves", _saved, units.duration),
+)
 
 
 def plan(
@@ -92,7 +105,7 @@ def plan(
     max_error: float | None = None,
     rounds: bool = False,
     clock: Clock | None = None,
-) -> plan_.Plan:
+) -> Comparison:
     """Forecasts whether compression makes a step faster, for several ways to average gradients.
 
     Bytes are those of the programs. Encoding and decoding are timed on this device, once for each
@@ -129,8 +142,8 @@ def plan(
         clock: a function that times a link or reducer; by default it measures on this device.
 
     Raises:
-        ValueError: for numbers out of range, fewer than two workers, more levels of them without
-            `fast`, or a `link_per` that is neither.
+        ValueError: for numbers out of range, fewer than two workers, several numbers of them
+            without `fast`, or a `link_per` that is neither.
 
     Example:
         >>> import jaxcomp
@@ -144,55 +157,51 @@ def plan(
         with a larger error may need more steps. `error` is the relative error of one message on a
         normal vector, without feedback; `caution` names the fastest way if it loses nearly all.
     """
-    levels = workers if isinstance(workers, tuple) else (workers,)
-    _check(workers, levels, network, codecs, fast)
-    checks.choice("link_per", link_per, ("host", "device"))
+    sizes = sizes_of(workers, network, link_per)
+    _check(workers, sizes, codecs, fast)
     if isinstance(params, int):
         params = models.transformer(params)
-    timed = clock or (timing.untimed if link_only else timing.measure)
-    clock = (lambda way: timed(way).free) if link_only else timed
+    clock = clock_of(clock, link_only)
     # The link of a host carries the bytes of all of its devices.
-    sharing = levels[-1] if len(levels) > 1 and link_per == "host" else 1
+    sharing = sizes[-1] if len(sizes) > 1 and link_per == "host" else 1
     given = CODECS if codecs is None else codecs
-    named = ways({**given, **LOCAL} if rounds else given, levels)
-    found = [_way(name, reducer, params, levels, clock, sharing) for name, reducer in named.items()]
+    named = ways({**given, **LOCAL} if rounds else given, sizes)
+    found = [_way(name, reducer, params, sizes, clock, sharing) for name, reducer in named.items()]
     if codecs is not None:  # Who names a codec knows what it needs.
         found = [dataclasses.replace(way, biased=False) for way in found]
     if rounds:
         found = [dataclasses.replace(way, local=way.name in LOCAL) for way in found]
     kept = [way for way in found if max_error is None or (way.error or 0.0) <= max_error]
     large = [way.name for way in found if way not in kept]
-    planned = plan_.forecast(
-        kept,
-        network,
+    conditions = Conditions(
         compute=compute,
         backward=backward,
         overlap=overlap,
         every=every,
         fast=fast,
-        baseline="dense bfloat16",
         margin=margin,
         doubt=doubt,
         elements=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
-        workers=levels,
+        workers=sizes,
         link_per=link_per,
         timed=not link_only,
         bold=max_error is not None,
-        left_out=_left_out(given, levels, large, max_error),
-        means={} if codecs is not None else means(named, levels),
+        left_out=_left_out(given, sizes, large, max_error),
+        means={} if codecs is not None else means(named, sizes),
     )
-    taken = named[planned.best.way.name]
-    leaves = _leaves(taken, params, levels, network, clock, sharing)
-    return dataclasses.replace(planned, leaves=leaves)
+    compared = comparison.compare(kept, network, conditions, baseline="dense bfloat16")
+    taken = named[compared.best.way.name]
+    leaves = _leaves(taken, params, sizes, network, clock, sharing)
+    return dataclasses.replace(compared, leaves=leaves)
 
 
 def _left_out(
-    codecs: Mapping[str, Any], levels: tuple[int, ...], large: list[str], max_error: float | None
+    codecs: Mapping[str, Any], sizes: tuple[int, ...], large: list[str], max_error: float | None
 ) -> tuple[str, ...]:
     """What is not compared, and why."""
     found = []
     low_rank = [name for name, given in codecs.items() if isinstance(given, PowerIteration)]
-    if len(levels) > 1 and low_rank:
+    if len(sizes) > 1 and low_rank:
         found.append(
             f"{', '.join(low_rank)}, which Hierarchical does not take (over the slow axis of a "
             "model that is sharded over the fast ones it can be used: plan that axis alone)"
@@ -202,29 +211,41 @@ def _left_out(
     return tuple(found)
 
 
-def _check(
-    workers: Any, levels: tuple[int, ...], network: Any, codecs: Any, fast: Network | None
-) -> None:
-    """Raises a `ValueError` for wrong types, and for arguments that do not fit together."""
-    for level in levels:
-        checks.integer("workers", level, 1)
+def sizes_of(workers: Any, network: Any, link_per: str) -> tuple[int, ...]:
+    """The number of workers on each axis; raises a `ValueError` for wrong types."""
+    sizes = workers if isinstance(workers, tuple) else (workers,)
+    for size in sizes:
+        checks.integer("workers", size, 1)
+    checks.choice("link_per", link_per, ("host", "device"))
+    call = "jaxcomp.planning.Network(bandwidth=1.25e9, latency=50e-6)"
+    checks.made("network", network, Network, call)
+    return sizes
+
+
+def clock_of(clock: Clock | None, link_only: bool) -> Clock:
+    """A function that times a way, or says that it takes no time."""
+    if not link_only:
+        return clock or timing.measure
+    return lambda way: (clock or timing.untimed)(way).free
+
+
+def _check(workers: Any, sizes: tuple[int, ...], codecs: Any, fast: Network | None) -> None:
+    """Raises a `ValueError` for arguments that do not fit together."""
     if codecs is not None and not isinstance(codecs, Mapping):
         raise ValueError(
             "`codecs` must be codecs or reducers by name, such as {'sign': jaxcomp.sign()}, got "
             f"{codecs!r}"
         )
-    call = "jaxcomp.planning.Network(bandwidth=1.25e9, latency=50e-6)"
-    checks.made("network", network, Network, call)
-    if math.prod(levels) < 2:
+    if math.prod(sizes) < 2:
         raise ValueError(f"`workers` must be at least 2 in all, got {workers!r}")
-    if (len(levels) > 1) != (fast is not None):
+    if (len(sizes) > 1) != (fast is not None):
         raise ValueError(
-            "`fast` must be the network of the last workers if `workers` has a number for each "
-            f"level, and only then, got workers={workers!r} and fast={fast!r}"
+            "`fast` must be the network of the last workers if `workers` has several numbers, and "
+            f"only then, got workers={workers!r} and fast={fast!r}"
         )
 
 
-def ways(codecs: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, Any]:
+def ways(codecs: Mapping[str, Any], sizes: tuple[int, ...]) -> dict[str, Any]:
     """By name, dense means and the given codecs by each reducer that can take them."""
     found: dict[str, Any] = dict(DENSE)
     for name, given in codecs.items():
@@ -234,7 +255,7 @@ def ways(codecs: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, Any]:
             continue
         for way in choose.candidates(source):
             found[f"{name}, {type(way).__name__}"] = way
-    if len(levels) == 1:
+    if len(sizes) == 1:
         return found
     return {
         name: reducer
@@ -269,8 +290,8 @@ def price(
     size: Fraction | int = plan.link_bytes
     fast = cost.Price()
     if isinstance(reducer, Gossip) and size:  # A round lasts until its busiest worker has sent.
-        degree = mixing.rounds(reducer.graph, plan.workers).degree
-        size *= reducer.busiest(plan.workers) / degree
+        rounds = mixing.rounds(reducer.graph, plan.workers)
+        size *= rounds.busiest / rounds.degree
     if plan.fast is not None:
         size -= plan.fast_bytes
         fast = cost.Price(plan.fast_bytes, cost.ring(0, plan.sizes[-1]).rounds)
@@ -286,7 +307,7 @@ def price(
 def _dense(
     reducer: Dense, like: PyTree, workers: tuple[int, ...], clock: Clock
 ) -> tuple[cost.Price, cost.Price]:
-    """A dense mean in two levels: each device brings a share over its slow link."""
+    """A dense mean over two axes: each device brings a share over its slow link."""
     *outer, inner = workers
     plan = Plan.of(reducer, like, sizes=(1,))
     elements, size = sum(leaf.size for leaf in plan.layout.likes), plan.payload_bytes
@@ -297,7 +318,7 @@ def _dense(
 
 def _way(
     name: str, reducer: Any, like: PyTree, workers: tuple[int, ...], clock: Clock, sharing: int
-) -> plan_.Way:
+) -> Way:
     timed: list[timing.Measured] = []
 
     def noted(way: Any) -> timing.Measured:
@@ -312,7 +333,7 @@ def _way(
     error = None if dense else noted(reducer if low_rank else link).error
     spread = max((found.spread for found in timed), default=0.0)
     biased = link is not None and link.feedback.facts.keeps_unsent
-    return plan_.Way(
+    return Way(
         name,
         spent,
         dense=dense,

@@ -5,7 +5,8 @@ import math
 import pathlib
 from typing import Any
 
-from jaxcomp.theory import plan as plan_, units
+from jaxcomp.theory import units
+from jaxcomp.theory.comparison import Comparison
 
 _DECADES = 6
 _POINTS = 240
@@ -41,32 +42,32 @@ def figure_class() -> Any:
     return Figure
 
 
-def save(planned: plan_.Plan, path: pathlib.Path) -> None:
+def save(compared: Comparison, path: pathlib.Path) -> None:
     """Draws a plan on slower and faster links too, and writes it as the path's ending says.
 
     Raises:
         ValueError: if matplotlib is not installed.
     """
     figure = figure_class()(figsize=(9, 5.2), layout="constrained")
-    draw(figure.add_subplot(), planned)
+    draw(figure.add_subplot(), compared)
     figure.savefig(path, dpi=160)
 
 
-def draw(axes: Any, planned: plan_.Plan) -> None:
+def draw(axes: Any, compared: Comparison) -> None:
     """Seconds of a step over bits per second, a line per way, on axes of matplotlib."""
-    here = planned.network.bandwidth
+    here = compared.network.bandwidth
     low = math.log10(here) - _DECADES / 2
     speeds = [10 ** (low + _DECADES * i / (_POINTS - 1)) for i in range(_POINTS)]
-    names = [forecast.way.name for forecast in planned.forecasts]
+    names = [forecast.way.name for forecast in compared.forecasts]
     curves: dict[str, list[float]] = {name: [] for name in names}
     for bandwidth in speeds:
-        network = dataclasses.replace(planned.network, bandwidth=bandwidth)
-        for forecast in planned.on(network).forecasts:
+        network = dataclasses.replace(compared.network, bandwidth=bandwidth)
+        for forecast in compared.on(network).forecasts:
             curves[forecast.way.name].append(forecast.step)
-    dense = {forecast.way.name for forecast in planned.forecasts if forecast.way.dense}
+    dense = {forecast.way.name for forecast in compared.forecasts if forecast.way.dense}
     for name in names:
-        style = {"color": "black", "linestyle": "-" if name == planned.baseline else ":"}
-        width = 2.5 if name in (planned.baseline, planned.best.way.name) else 1.2
+        style = {"color": "black", "linestyle": "-" if name == compared.baseline else ":"}
+        width = 2.5 if name in (compared.baseline, compared.best.way.name) else 1.2
         axes.loglog(
             [8 * speed for speed in speeds],
             curves[name],
@@ -85,18 +86,18 @@ def draw(axes: Any, planned: plan_.Plan) -> None:
         transform=axes.get_xaxis_transform(),
         color="grey",
     )
-    edge = planned.best.break_even
-    if planned.compress and speeds[0] < edge < speeds[-1]:
+    edge = compared.best.break_even
+    if compared.compress and speeds[0] < edge < speeds[-1]:
         axes.axvspan(8 * edge, 8 * speeds[-1], color="grey", alpha=0.12)
         axes.text(
             8 * edge,
             0.02,
-            f" {planned.best.way.name} no longer pays",
+            f" {compared.best.way.name} no longer pays",
             transform=axes.get_xaxis_transform(),
             color="grey",
         )
     axes.set_xlabel("bits a second of the slow link")
-    axes.set_ylabel("seconds a step" if planned.compute else "seconds a mean")
-    axes.set_title(planned.about, fontsize=10)
+    axes.set_ylabel("seconds a step" if compared.compute else "seconds a mean")
+    axes.set_title(compared.about, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="upper right")

@@ -2,9 +2,11 @@
 
 import dataclasses
 
+from jaxcomp import tables
 from jaxcomp.base import Codec
 from jaxcomp.layout.policy import Policy
-from jaxcomp.theory import tables
+from jaxcomp.planning.columns import PATH, SHAPE
+from jaxcomp.tables import Column
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +30,16 @@ class LeafSpending:
     bits_per_element: float
     variance: float
     error: float
+
+
+_COLUMNS = (
+    PATH,
+    SHAPE,
+    Column("codec", "name"),
+    Column("bits/elem", "bits_per_element", ".2f", right=True),
+    Column("variance", "variance", ".2g", right=True),
+    Column("error", "error", ".2g", right=True),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,28 +76,12 @@ class Spending:
 
     def to_json(self) -> str:
         """All attributes as JSON; the policy and codecs are the text that builds them."""
-        found = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name not in ("leaves", "uniform")
-        }
+        found = tables.attributes(self, "policy", "budget", "bytes", "error", "workers")
         found["uniform"] = None if self.uniform is None else vars(self.uniform)
         found["leaves"] = [vars(leaf) for leaf in self.leaves]
         return tables.to_json(found, default=repr)
 
     def __str__(self) -> str:
-        rows = [("leaf", "shape", "codec", "bits/elem", "variance", "error")]
-        rows += [
-            (
-                leaf.path or "(the array)",
-                "x".join(map(str, leaf.shape)) or "scalar",
-                leaf.name,
-                f"{leaf.bits_per_element:.2f}",
-                f"{leaf.variance:.2g}",
-                f"{leaf.error:.2g}",
-            )
-            for leaf in self.leaves
-        ]
         where = "in a worker's payload"
         if self.workers is not None:
             where = f"over a device's link, of {self.workers} workers"
@@ -94,5 +90,4 @@ class Spending:
         if self.uniform is not None:
             one = self.uniform
             other = f"{one.name} for all leaves: {one.bytes:,} bytes, error {one.error:.3g}"
-        right = (False, False, False, True, True, True)
-        return "\n".join([*tables.text(rows, right=right), "", said, other])
+        return "\n".join([tables.text(_COLUMNS, self.leaves), "", said, other])

@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
-from jaxcomp import checks, feedback as feedback_
+from jaxcomp import feedback as feedback_
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Feedback, Reducer
-from jaxcomp.exchange import state as state_
+from jaxcomp.exchange import plan as plan_, state as state_
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.exchange.state import ReductionState
 from jaxcomp.feedback import Link, NoFeedback, Shift
@@ -72,12 +72,6 @@ def choose_reducer(
     """
     source = given(codec)
     return plan(source, like, sizes=sizes_of(source, workers)).given
-
-
-def Auto(link: "Link | Codec | Policy") -> "Link | Reducer":  # noqa: N802 - The former name.
-    """The link for which a plan chooses the reducer; until version 0.2, a reducer of its own."""
-    checks.warn_of_former("Auto(link)", "Link(codec, feedback), or the codec itself")
-    return given(link)
 
 
 def uplink(source: "Link | Reducer") -> Link | None:
@@ -143,9 +137,17 @@ def plan(
     sizes: tuple[int, ...] | None = None,
 ) -> Plan:
     """The plan of a link or reducer for a tree like this: of a link, that of the fewest bytes."""
+    return plan_.by_shapes(_chosen, source, like, axis_name, sizes)
+
+
+@functools.lru_cache(maxsize=512)
+def _chosen(
+    source: "Link | Reducer", shapes: plan_.Shapes, axis_name: AxisName, sizes: tuple[int, ...]
+) -> Plan:
     if isinstance(source, Reducer):
-        return Plan.of(source, like, axis_name, sizes)
-    return min(offers(source, like, axis_name, sizes), key=lambda plan: plan.compressed_link_bytes)
+        return Plan.of(source, shapes.tree, axis_name, sizes)
+    found = offers(source, shapes.tree, axis_name, sizes)
+    return min(found, key=lambda plan: plan.compressed_link_bytes)
 
 
 def offers(
@@ -157,10 +159,12 @@ def offers(
 
 def warn_of_bytes(source: "Link | Reducer", plan: Plan) -> None:
     """Warns if the chosen reducer sends more bytes than a dense mean would."""
-    dense = sum(math.prod(b.like.shape) * b.dtype.itemsize for b in plan.batches)
-    if isinstance(source, Reducer) or dense < _NOTICED:  # Counting bytes may trace an agreement.
+    if isinstance(source, Reducer) or plan.dense_bytes < _NOTICED:  # Bytes may need a trace.
         return
-    sent, ring = math.ceil(plan.compressed_link_bytes), wire_cost.ring_bytes(dense, plan.workers)
+    sent, ring = (
+        math.ceil(plan.compressed_link_bytes),
+        wire_cost.ring_bytes(plan.dense_bytes, plan.workers),
+    )
     if sent > ring:
         warnings.warn(
             f"over {plan.workers} workers {source.codec!r} sends {sent:,} bytes a device, more "

@@ -2,16 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 from jax import lax
 
 from jaxcomp import checks
-from jaxcomp.base import Collected, Costs, Reducer, ReducerFacts
-from jaxcomp.exchange import over_workers
+from jaxcomp.base import Combined, Costs, Reducer, ReducerFacts
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.theory import cost
-from jaxcomp.types import Array, AxisName, Stacks
+from jaxcomp.types import Array, Stacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,22 +40,10 @@ class Dense(Reducer):
         return ReducerFacts(dtype=self.dtype)
 
     def collect(
-        self,
-        plan: Plan,
-        key: Array,
-        message: Stacks,
-        state: tuple,
-        weight: Array | None = None,
-    ) -> Collected:
+        self, plan: Plan, key: Array, message: Stacks, state: tuple, weight: Array | None = None
+    ) -> Combined:
         share = 1.0 if weight is None else lax.pmean(weight, plan.axis)
-        return Collected(message, message, share, state)  # No leaf is compressed.
-
-    def dense(
-        self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
-    ) -> Sequence[Array]:
-        sent = [leaf.astype(self.dtype or leaf.dtype) for leaf in leaves]
-        means = over_workers.mean(sent, axis_name, weight)
-        return [mean.astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True)]
+        return Combined(message, message, share, state)  # No leaf is compressed.
 
     def costs(self, plan: Plan) -> Costs:
         """No compressed leaves; the efforts of an all-reduce and of the casts around it."""

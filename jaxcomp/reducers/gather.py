@@ -3,19 +3,12 @@
 import dataclasses
 from typing import cast
 
-import jax.numpy as jnp
-from jax import lax
-
 from jaxcomp import checks
-from jaxcomp.base import Codec, Collected, Costs, Reducer, ReducerFacts
-from jaxcomp.exchange import collectives, receive, send
-from jaxcomp.exchange.plan import Plan
+from jaxcomp.base import Codec, Leg, Reducer
+from jaxcomp.exchange.combines import Mean
+from jaxcomp.exchange.moves import AllGather
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
-from jaxcomp.mesh.per_worker import PerWorker
-from jaxcomp.theory import cost
-from jaxcomp.types import Array, Stacks
-from jaxcomp.wire import cost as wire_cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,36 +66,5 @@ class Gather(Reducer):
         return cast(Link, self.link)
 
     @property
-    def facts(self) -> ReducerFacts:
-        return ReducerFacts(over=self.over, collectives=self.collectives)
-
-    def init(self, plan: Plan) -> PerWorker:
-        return PerWorker.wrap(send.init(plan.batches), "codec", plan.axis_name)
-
-    def collect(
-        self,
-        plan: Plan,
-        key: Array,
-        message: Stacks,
-        state: PerWorker,
-        weight: Array | None = None,
-    ) -> Collected:
-        batches, worker, n = plan.batches, lax.axis_index(plan.axis), plan.workers
-        memory = send.Memory((), state.own())
-        own = send.send(key, batches, message, memory, worker, plan.axis, weight=weight)
-        everything = (own.payloads, () if weight is None else (weight,))
-        gathered, weights = collectives.all_gather(everything, plan.axis, plan.collectives)
-        total = weights[0] if weights else None
-        return Collected(
-            part=receive.mean(key, batches, gathered, own.sides, total, n, over=self.over),
-            sent=own.sent,
-            share=1.0 if total is None else jnp.sum(total) * (1 / n),
-            state=PerWorker.wrap(own.memory.codecs, "codec", plan.axis_name),
-        )
-
-    def costs(self, plan: Plan) -> Costs:
-        """`n − 1` payloads and the agreement; `n − 1` messages in each all-gather."""
-        like, n = wire_cost.payload_like(plan.batches), plan.workers
-        effort = cost.Effort(plan.rounds(like), encodes=1, decodes=1, adds=n - 1)
-        sent = (n - 1) * plan.encoded_bytes + plan.agreed_bytes
-        return Costs(sent, ((self.uplink, effort),))
+    def route(self) -> tuple[Leg, ...]:
+        return (Leg(AllGather(self.collectives), self.link, Mean(self.over)),)

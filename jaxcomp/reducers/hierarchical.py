@@ -1,7 +1,6 @@
 """Two levels of links: a dense mean over fast links, a compressed mean over slow ones."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, cast
 
 from jaxcomp.base import Codec, Reducer, ReducerFacts, WrappedReducer
@@ -9,7 +8,6 @@ from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gather import Gather
-from jaxcomp.types import Array, AxisName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +66,7 @@ class Hierarchical(WrappedReducer):
                 f"jaxcomp.Psum, got {outer!r}"
             )
 
-        for link in (outer.uplink, outer.downlink or outer.uplink):
+        for link in (outer.uplink, *(leg.link for leg in outer.route)):
             if link.feedback.facts.mirrors:
                 raise ValueError(
                     "`outer` must not use a feedback with a mirror, because devices on the fast "
@@ -89,8 +87,3 @@ class Hierarchical(WrappedReducer):
     def reducer(self) -> Reducer:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The outer reducer, whose links are those of this one."""
         return cast(Reducer, self.outer)
-
-    def dense(
-        self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
-    ) -> None:
-        return None

@@ -11,10 +11,10 @@ from jax import lax
 
 from jaxcomp import checks, feedback as feedback_
 from jaxcomp.backend import axes
-from jaxcomp.base import Codec, Collected, Costs, Feedback, Reducer, ReducerFacts
+from jaxcomp.base import Codec, Combined, Costs, Feedback, Reducer, ReducerFacts
 from jaxcomp.codecs import low_rank
 from jaxcomp.codecs.low_rank import LowRank
-from jaxcomp.exchange import packing
+from jaxcomp.exchange import legs, packing
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link, Residual
 from jaxcomp.layout import policy as policy_, trees
@@ -145,7 +145,7 @@ class PowerIteration(Reducer):
             left=tuple(low_rank.start(left) for left, _ in pairs) if self.alternate else (),
             right=tuple(low_rank.start(right) for _, right in pairs),
             turn=jnp.zeros((), jnp.int32) if self.alternate else (),
-            rounds=tuple(inner.reducer.init(inner) for inner in self._plans(plan)),
+            rounds=tuple(legs.init(inner) for inner in self._plans(plan)),
         )
 
     def collect(
@@ -155,7 +155,7 @@ class PowerIteration(Reducer):
         message: Stacks,
         state: PowerState,
         weight: Array | None = None,
-    ) -> Collected:
+    ) -> Combined:
         plans, batches = self._plans(plan), plan.batches
 
         def mean(number: int, vectors: Stacks) -> tuple[Stacks, Stacks, PyTree]:
@@ -164,11 +164,11 @@ class PowerIteration(Reducer):
 
         share = 1.0 if weight is None else lax.pmean(weight, plan.axis)
         if not batches:
-            return Collected((), (), share, state)
+            return Combined((), (), share, state)
         matrices = [b.codec.matrices(x) for b, x in zip(batches, message, strict=True)]
         step = self._in_turns if self.alternate else self._together
         means, own, state = step(batches, matrices, state, mean)
-        return Collected(_products(batches, means), _products(batches, own), share, state)
+        return Combined(_products(batches, means), _products(batches, own), share, state)
 
     def costs(self, plan: Plan) -> Costs:
         """One or two exchanges of factors; each batch's bytes of the factors that it sends."""
@@ -265,8 +265,8 @@ def _mean(
 ) -> tuple[Stacks, Stacks, PyTree]:
     """The mean of all workers' vectors, this worker's decoded vectors, and the next state."""
     message, dense = trees.stacks(plan.layout, vectors)
-    got = plan.reducer.collect(plan, key, message, state, weight)
-    part, after = plan.reducer.spread(plan, key, got.part, got.state)
+    got = legs.collect(plan, key, message, state, weight)
+    part, after = legs.spread(plan, key, got.value, got.state)
     means = trees.assemble(plan.layout, part, plan.dense_mean(dense, weight))
     narrow = [x.astype(plan.dense_dtype or x.dtype) for x in dense]
     dense = [x.astype(like.dtype) for x, like in zip(narrow, dense, strict=True)]

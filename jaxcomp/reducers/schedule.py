@@ -1,36 +1,15 @@
 """Schedules that change the reducer at given steps, within one compiled step."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import lax
+from collections.abc import Sequence
+from typing import Any, cast
 
 from jaxcomp import checks
-from jaxcomp.base import Collected, Costs, Reducer, ReducerFacts
-from jaxcomp.exchange.plan import Plan
+from jaxcomp.base import Reducer, ReducerFacts
+from jaxcomp.exchange.phases import LAST_STEP
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.reducers.gather import Gather
-from jaxcomp.types import Array, PyTree, Stacks
-
-_LAST_STEP = np.int32(2**31 - 1)
-
-
-class ReducerScheduleState(NamedTuple):
-    """The state of the current reducer, which the next phase takes over, and the step count.
-
-    Attributes:
-        phase_step: the number of counted steps; the same on all workers.
-        current: the state of the current phase's reducer.
-    """
-
-    phase_step: Array
-    current: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +65,7 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
         pairs = tuple((start, _reducer(given)) for start, given in self.phases)
         object.__setattr__(self, "phases", pairs)
         for start in self.starts:
-            checks.integer("start", start, 0, int(_LAST_STEP))
+            checks.integer("start", start, 0, int(LAST_STEP))
         if self.starts[0] or any(
             a >= b for a, b in zip(self.starts, self.starts[1:], strict=False)
         ):
@@ -121,77 +100,6 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
     def uplink(self) -> Link:
         """The uplink of the last phase."""
         return self.reducers[-1].uplink
-
-    def init(self, plan: Plan) -> ReducerScheduleState:
-        plans = [self._plan_of(reducer, plan) for reducer in self.reducers]
-        if any(one.part_like != plan.part_like for one in plans):
-            raise ValueError(
-                "`phases` must have reducers that give a device equal parts of the mean, got "
-                f"{[type(reducer).__name__ for reducer in self.reducers]}; use one kind for all"
-            )
-        first, *others = [functools.partial(own.reducer.init, own) for own in plans]
-        wanted = _shapes(jax.eval_shape(first))
-        for number, other in enumerate(others, 1):
-            if _shapes(jax.eval_shape(other)) != wanted:
-                raise ValueError(
-                    "`phases` must have reducers with states of equal shapes, since each takes "
-                    "over the state of the one before, got different states for "
-                    f"{self.reducers[0]!r} and {self.reducers[number]!r}; use one kind of reducer "
-                    "and one kind of codec"
-                )
-        return ReducerScheduleState(jnp.zeros((), jnp.int32), first())
-
-    def collect(
-        self,
-        plan: Plan,
-        key: Array,
-        message: Stacks,
-        state: ReducerScheduleState,
-        weight: Array | None = None,
-    ) -> Collected:
-        def branch(reducer: Reducer) -> Callable[..., Collected]:
-            own = self._plan_of(reducer, plan)
-
-            def collect(key, message, state, weight):
-                got = reducer.collect(own, key, message, state, weight)
-                return got._replace(share=jnp.asarray(got.share, jnp.float32))
-
-            return collect
-
-        given = (key, message, state.current, weight)
-        got = lax.switch(self._phase(state), [branch(r) for r in self.reducers], *given)
-        return got._replace(
-            share=1.0 if weight is None else got.share, state=state._replace(current=got.state)
-        )
-
-    def spread(
-        self, plan: Plan, key: Array, part: Stacks, state: ReducerScheduleState
-    ) -> tuple[Stacks, ReducerScheduleState]:
-        def branch(reducer: Reducer) -> Callable[..., tuple[Stacks, PyTree]]:
-            own = self._plan_of(reducer, plan)
-            return lambda key, part, state: reducer.spread(own, key, part, state)
-
-        given = (key, part, state.current)
-        mean, current = lax.switch(self._phase(state), [branch(r) for r in self.reducers], *given)
-        # The count stops at the largest integer, so that it never becomes negative.
-        step = jnp.minimum(state.phase_step, _LAST_STEP - 1) + 1
-        return mean, ReducerScheduleState(step, current)
-
-    def costs(self, plan: Plan) -> Costs:
-        """The costs of the last phase."""
-        return self._plan_of(self.reducers[-1], plan).costs
-
-    def _phase(self, state: ReducerScheduleState) -> Array:
-        """The index of the next step's phase."""
-        return jnp.sum(state.phase_step >= np.array(self.starts[1:], np.int32), dtype=jnp.int32)
-
-    def _plan_of(self, reducer: Reducer, plan: Plan) -> Plan:
-        """The plan of a phase: the last phase's batches with the codecs of this one."""
-        codecs = dict(zip(self.uplink.policy.codecs, reducer.uplink.policy.codecs, strict=True))
-        layout = plan.layout
-        batches = tuple(batch.with_codec(codecs[batch.picked]) for batch in layout.batches)
-        layout = dataclasses.replace(layout, batches=batches)
-        return dataclasses.replace(plan, given=reducer, layout=layout)
 
 
 def piecewise_constant(values: Sequence[float], every: int) -> tuple[tuple[int, float], ...]:
@@ -259,8 +167,3 @@ def _buckets(policy: Policy) -> tuple:
 
     rules = [(r.path, r.min_size, r.min_ndim, size(r.codec)) for r in policy.rules]
     return policy.min_size, policy.min_ndim, size(policy.codec), tuple(rules)
-
-
-def _shapes(tree: PyTree) -> tuple:
-    leaves, treedef = jax.tree.flatten(tree)
-    return treedef, [(leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves]

@@ -93,9 +93,9 @@ def assert_keeps_shape(codec: Codec) -> None:
                 f"{back.dtype.name}{list(back.shape)}"
             )
     x = jax.ShapeDtypeStruct((5, 129), jnp.float32)
-    plan = trees.layout(codec, x)
+    layout = trees.layout(codec, x)
     payload = jax.eval_shape(lambda x: trees.encode(codec, SEED, x).batches, x)
-    for batch, part in zip(plan.batches, payload, strict=True):
+    for batch, part in zip(layout.batches, payload, strict=True):
         for leaf in jax.tree.leaves(part):
             if leaf.ndim == 0 or leaf.shape[0] != batch.buckets:
                 raise AssertionError(
@@ -164,14 +164,14 @@ def assert_deterministic(codec: Codec, x: Array, *, eager: bool = True) -> None:
 
 def _eagerly(codec: Codec, key: Array, x: Array) -> tuple[PyTree, Array]:
     """`programs.there_and_back` without compiling more than the codec itself does."""
-    plan = trees.layout(codec, x)
+    layout = trees.layout(codec, x)
     payloads, stacks = [], []
-    for number, batch in enumerate(plan.batches):
+    for number, batch in enumerate(layout.batches):
         key_, rows = batches_.batch_key(key, number, 0), trees.stack(batch, [x])
         payload, _ = codec.encode(key_, rows, batch.counts(), codec.init(batch.like))
         payloads.append(payload)
         stacks.append(codec.decode(key_, payload, batch.like))
-    return trees.TreePayload(tuple(payloads), ()), trees.assemble(plan, stacks, ())
+    return trees.TreePayload(tuple(payloads), ()), trees.assemble(layout, stacks, ())
 
 
 def _assert_traces_alike(codec: Codec, x: Array) -> None:
@@ -265,11 +265,11 @@ def assert_shows_nonfinite(codec: Codec, x: Array) -> None:
 
 def assert_sums(codec: Codec, x: Array) -> None:
     """Checks that `decode_sum` is the sum of `decode` in worker order, without weight zero."""
-    plan = trees.layout(codec, x)
+    layout = trees.layout(codec, x)
     key = noise.raw(SEED)
     rows = [x, -2 * x, x[::-1]]
     payloads = [trees.encode(codec, key, row, worker=i) for i, row in enumerate(rows)]
-    for number, batch in enumerate(plan.batches):
+    for number, batch in enumerate(layout.batches):
         keys = [batches_.batch_key(key, number, i) for i in range(3)]
         parts = [payload.batches[number] for payload in payloads]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)

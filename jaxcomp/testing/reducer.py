@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp.base import Mirrored, Reducer
-from jaxcomp.exchange import levels, state as state_
+from jaxcomp.exchange import legs, levels, state as state_
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import trees
 from jaxcomp.mesh import per_worker
@@ -72,8 +72,6 @@ def check_reducer(
     held = held.own if isinstance(held, Mirrored) else held
     if reducer.uplink is not None and not isinstance(held, per_worker.PerWorker):
         raise AssertionError(f"{reducer!r}: memory of links must be wrapped in PerWorker")
-    if reducer.facts.phases and not hasattr(reducer.init(alone), "phase_step"):
-        raise AssertionError(f"{reducer!r}: a state with phases must have the field phase_step")
     if reducer.uplink is not None and not reducer.facts.phases and reducer.facts.same_on_all:
         _check_nonfinite(reducer, sizes)
 
@@ -152,17 +150,17 @@ def _collected(
     """One worker's reduction: part, `pmean(sent)`, the mean with its expected value, and share."""
     plan = Plan.of(reducer, like, axis_name, sizes)
     message, dense = trees.stacks(plan.layout, tree)
-    state, key = plan.reducer.init(plan), levels.key_of(plan, noise.raw(SEED))
-    got = plan.reducer.collect(plan, key, levels.scattered(plan, message), state, weight)
-    shapes, wanted = ([x.shape for x in stacks] for stacks in (got.part, plan.part_like))
+    state, key = legs.init(plan), levels.key_of(plan, noise.raw(SEED))
+    got = legs.collect(plan, key, levels.scattered(plan, message), state, weight)
+    shapes, wanted = ([x.shape for x in stacks] for stacks in (got.value, plan.part_like))
     if shapes != wanted:
         raise AssertionError(
             f"{reducer!r}: with splits={plan.reducer.facts.splits} the part of a device must have "
             f"the shapes {wanted}, got {shapes}"
         )
     expected = jax.lax.pmean(_scaled(got.sent, weight), plan.axis)
-    mean, _ = plan.reducer.spread(plan, key, got.part, got.state)
-    part = got.part
+    mean, _ = legs.spread(plan, key, got.value, got.state)
+    part = got.value
     if plan.reducer.facts.splits:  # All slices of it, one after another.
         part = tuple(
             jax.lax.all_gather(x, plan.axis, tiled=True)[: len(y)]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp.base import Reducer
+from jaxcomp.exchange import legs
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.numerics import noise
 from jaxcomp.testing.programs import SEED
@@ -56,8 +57,8 @@ def assert_costs(reducer: Reducer, like: PyTree, sizes: tuple[int, ...]) -> None
     inner, key, likes = plan.reducer, noise.raw(SEED), plan.likes
 
     def run(message: Any) -> Any:
-        got = inner.collect(plan, key, message, inner.init(plan))
-        return inner.spread(plan, key, got.part, got.state)[0]
+        got = legs.collect(plan, key, message, legs.init(plan))
+        return legs.spread(plan, key, got.value, got.state)[0]
 
     axis_env = list(zip(names, sizes, strict=True))
     sent = list(_collectives(jax.make_jaxpr(run, axis_env=axis_env)(likes), dict(axis_env)))

@@ -7,9 +7,9 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from jaxcomp import checks
+from jaxcomp import checks, tables
 from jaxcomp.lazy import Lazy
-from jaxcomp.theory import tables
+from jaxcomp.tables import Column
 
 special = Lazy("scipy.special")
 
@@ -61,19 +61,15 @@ class GradientStatistics:
     leaves: dict[str, Spread]
 
     def __str__(self) -> str:
-        heads = ("", "elements", "signal", "noise", "noise/signal", "correlation")
-        rows = [
-            (
-                name,
-                f"{one.elements:,}",
-                f"{one.signal:.3g}",
-                f"{one.mean_noise:.3g}",
-                f"{one.ratio:.3g}",
-                f"{one.correlation:.3f}",
-            )
-            for name, one in [*self.leaves.items(), ("all", self.whole)]
-        ]
-        return "\n".join(tables.text([heads, *rows], right=[False] + [True] * 5))
+        columns = (
+            Column("", lambda row: row[0]),
+            Column("elements", lambda row: row[1].elements, ",", right=True),
+            Column("signal", lambda row: row[1].signal, ".3g", right=True),
+            Column("noise", lambda row: row[1].mean_noise, ".3g", right=True),
+            Column("noise/signal", lambda row: row[1].ratio, ".3g", right=True),
+            Column("correlation", lambda row: row[1].correlation, ".3f", right=True),
+        )
+        return tables.text(columns, [*self.leaves.items(), ("all", self.whole)])
 
 
 def gradient_statistics(gradients: Any) -> GradientStatistics:

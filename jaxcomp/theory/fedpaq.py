@@ -255,8 +255,8 @@ def plan_fedpaq(
     Example:
         >>> loss = Smooth(size=1000, gap=2.0, smoothness=1.0, noise=3.0)
         >>> clients = Clients(50, shift=1e-4, tail=1e-4, bandwidth=1e6)
-        >>> plan = plan_fedpaq(loss, clients, error=0.05, batch=10)
-        >>> plan.steps, plan.participants, plan.levels, plan.rounds
+        >>> choice = plan_fedpaq(loss, clients, error=0.05, batch=10)
+        >>> choice.steps, choice.participants, choice.levels, choice.rounds
         (4, 4, 128, 2444)
 
     References:
@@ -288,9 +288,9 @@ def plan_fedpaq(
     for r in tried:
         for s in levels:
             search = _Search(loss, clients, _message(clients, loss.size, s, r), error, batch)
-            for plan in search.plans(steps, math.inf if best is None else best.seconds):
-                if best is None or plan.seconds < best.seconds:
-                    best = plan
+            for choice in search.choices(steps, math.inf if best is None else best.seconds):
+                if best is None or choice.seconds < best.seconds:
+                    best = choice
     assert best is not None  # Every training that is long enough meets the error.
     return best
 
@@ -359,7 +359,7 @@ class _Search:
         root = first + np.sqrt(first**2 + 4 * self.target * drift * (steps - 1))
         return np.maximum((root / (2 * self.target)) ** 2, (steps / self.message.reach) ** 2)
 
-    def plans(self, steps: int | None, best: float) -> Iterator[FedpaqPlan]:
+    def choices(self, steps: int | None, best: float) -> Iterator[FedpaqPlan]:
         """The fastest of each range of steps, until further ones cannot be faster than `best`."""
         first, drift = self.constants
         work = self.batch * self.clients.seconds(self.message.participants)

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxcomp import checks
 from jaxcomp.theory import genqsgd_classes
-from jaxcomp.theory.genqsgd_problem import Loss, Machine, Plan, Problem
+from jaxcomp.theory.genqsgd_problem import Choice, Loss, Machine, Problem
 
 
 def plan_genqsgd(
@@ -21,7 +21,7 @@ def plan_genqsgd(
     per_class: bool = False,
     steps: int | None = None,
     batch: int | None = None,
-) -> Plan | None:
+) -> Choice | None:
     """The rounds, local steps and batch of GenQSGD of least energy that meet an error and a time.
 
     Least `K₀ (B Σ αCF²Kₙ + αC₀F₀² + Σ pₙMₙ/rₙ + p₀M₀/r₀)` with
@@ -45,7 +45,7 @@ def plan_genqsgd(
         batch: the samples of a step, if they are given.
 
     Returns:
-        The plan, or None if no plan meets both limits.
+        The choice, or None if no choice meets both limits.
 
     Raises:
         ValueError: for limits that are not positive, no worker, or `steps` beside `per_class`.
@@ -57,8 +57,8 @@ def plan_genqsgd(
         >>> fast = Machine(5, cycles=1e8, frequency=2e10 / 11, power=1.5, rate=5e6, levels=2**14)
         >>> slow = dataclasses.replace(fast, frequency=2e9 / 11)
         >>> server = Machine(1, cycles=100, frequency=3e9, power=20, rate=7.5e7, levels=2**32)
-        >>> plan = plan_genqsgd(loss, [fast, slow], server, error=0.25, seconds=1e5)
-        >>> plan.rounds, plan.steps, plan.batch, round(plan.energy, 1)
+        >>> choice = plan_genqsgd(loss, [fast, slow], server, error=0.25, seconds=1e5)
+        >>> choice.rounds, choice.steps, choice.batch, round(choice.energy, 1)
         (835, (4, 4), 2, 6738.5)
 
     References:
@@ -68,7 +68,7 @@ def plan_genqsgd(
 
     Note:
         The authors solve a sequence of geometric programs from one start, which may end at a worse
-        plan, or at none; here no start is needed. The paper also optimises `γ`. But `c` times as
+        choice, or at none; here no start is needed. The paper also optimises `γ`. But `c` times as
         many steps, with batches and rates `c` times as small, leave every term as it is, so that
         minimum is not unique.
     """
@@ -89,14 +89,14 @@ def plan_genqsgd(
             f"`steps` must be None with per_class=True, which chooses them, got {steps}"
         )
     setting = Problem(loss, tuple(classes), server, error, seconds)
-    best = min(_uniform(setting, steps, batch), key=lambda plan: plan.energy, default=None)
+    best = min(_uniform(setting, steps, batch), key=lambda choice: choice.energy, default=None)
     if not per_class:
         return best
-    return genqsgd_classes.plan(setting, best, batch)
+    return genqsgd_classes.choice(setting, best, batch)
 
 
-def _uniform(setting: Problem, steps: int | None, batch: int | None) -> Iterator[Plan]:
-    """Every plan with equal steps that may be the best."""
+def _uniform(setting: Problem, steps: int | None, batch: int | None) -> Iterator[Choice]:
+    """Every choice with equal steps that may be the best."""
     best, classes = math.inf, len(setting.classes)
     for k in itertools.count(1) if steps is None else [steps]:
         own = np.full(classes, float(k))
@@ -111,7 +111,7 @@ def _uniform(setting: Problem, steps: int | None, batch: int | None) -> Iterator
                 break
             if fewest * b * k * max(each.seconds for each in setting.classes) > setting.seconds:
                 break
-            plan = setting.plan([k] * classes, b)
-            if plan:
-                best = min(best, plan.energy)
-                yield plan
+            choice = setting.choice([k] * classes, b)
+            if choice:
+                best = min(best, choice.energy)
+                yield choice

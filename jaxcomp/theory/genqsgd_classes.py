@@ -1,4 +1,4 @@
-"""The plan of GenQSGD of least energy whose classes of workers take different numbers of steps.
+"""The choice of GenQSGD of least energy whose classes of workers take different numbers of steps.
 
 For a batch `B` and a largest number of steps `M` the error leaves `R = error − c₂M² − c₃/B`, and
 its bound is `Σ (R N k − c₄ k²) ≥ c₁/K₀`. With `v = K₀k` in place of `k`, this, the time and the
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxcomp.theory.genqsgd_problem import Plan, Problem
+from jaxcomp.theory.genqsgd_problem import Choice, Problem
 
 _HALVINGS = 40
 _ROUNDS = 16
@@ -23,8 +23,8 @@ _MISSED = 1e100
 _GOLDEN = (5**0.5 - 1) / 2
 
 
-def plan(setting: Problem, best: Plan | None, batch: int | None) -> Plan | None:
-    """The best plan, at least as good as the given one; None if there is none."""
+def choice(setting: Problem, best: Choice | None, batch: int | None) -> Choice | None:
+    """The best choice, at least as good as the given one; None if there is none."""
     found = _relaxed(setting, best, batch)
     if best:
         found = np.concatenate([found, [[*best.steps, best.batch]]])
@@ -34,7 +34,7 @@ def plan(setting: Problem, best: Plan | None, batch: int | None) -> Plan | None:
     starts = found[np.argsort(_worth(setting, found))[:_STARTS]]
     ends = [_improved(setting, start, batch) for start in starts]
     *steps, taken = ends[int(np.argmin([_worth(setting, end) for end in ends]))]
-    return setting.plan([int(k) for k in steps], int(taken))
+    return setting.choice([int(k) for k in steps], int(taken))
 
 
 def _worth(setting: Problem, points: np.ndarray) -> np.ndarray:
@@ -105,7 +105,7 @@ class _Region(NamedTuple):
         return self.steps(rounds, low)
 
 
-def _relaxed(setting: Problem, best: Plan | None, batch: int | None) -> np.ndarray:
+def _relaxed(setting: Problem, best: Choice | None, batch: int | None) -> np.ndarray:
     """Points `[points, steps and batch]` of real steps that are best for their batch and rounds."""
     spare = setting.seconds - setting.messages[0]
     if spare <= 0:

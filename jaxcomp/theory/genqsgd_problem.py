@@ -95,7 +95,7 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Choice:
     """Settings of GenQSGD, and their cost.
 
     Attributes:
@@ -198,13 +198,13 @@ class Problem:
         """The joules of the fewest rounds; infinite if no number of rounds meets both limits."""
         return self.rounds(steps, batch) * (batch * (steps @ self.joules) + self.messages[1])
 
-    def plan(self, steps: Sequence[int], batch: int) -> Plan | None:
+    def choice(self, steps: Sequence[int], batch: int) -> Choice | None:
         """The fewest rounds that meet the error; None if none do, or they take too long."""
         own = np.array(steps, float)
         rounds = float(self.rounds(own, batch))
         if math.isinf(rounds):
             return None
-        return Plan(
+        return Choice(
             rounds=int(rounds),
             steps=tuple(int(k) for k in steps),
             batch=int(batch),

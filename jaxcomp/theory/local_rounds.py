@@ -4,9 +4,9 @@ import dataclasses
 import math
 import textwrap
 
-from jaxcomp import checks
-from jaxcomp.theory import tables
-from jaxcomp.theory.plan import Forecast, Plan
+from jaxcomp import checks, tables
+from jaxcomp.tables import Column
+from jaxcomp.theory.comparison import Comparison, Forecast
 from jaxcomp.theory.units import duration
 
 
@@ -40,7 +40,7 @@ class Round:
     Attributes:
         name: the way.
         bytes: the bytes that a device sends in a round.
-        error: of one message, as in the plan; 0.0 for dense ones.
+        error: of one message, as in the comparison; 0.0 for dense ones.
         exchange: seconds of an exchange, its work included.
         alone: `H` without a delay: every exchange stops the steps.
         every: `H` with the delay.
@@ -122,27 +122,31 @@ class Rounds:
         return tables.to_json({**dataclasses.asdict(self), "best": self.best.name})
 
     def __str__(self) -> str:
-        heads = ("", "MB a round", "error", "exchange", "every, no delay", "every", "delay", "step")
-        rows = [
-            (
-                ("→ " if one is self.best else "! " if one.risky else "  ") + one.name,
-                f"{one.bytes / 1e6:,.4g}" if one.bytes < 1e9 else f"{one.bytes / 1e6:,.0f}",
-                f"{one.error:.2g}",
-                duration(one.exchange),
-                str(one.alone),
-                str(one.every),
-                str(one.delay),
-                duration(one.step),
-            )
-            for one in self.rounds
-        ]
-        table = tables.text([heads, *rows], right=[False] + [True] * 7)
+        columns = (
+            Column(
+                "",
+                lambda one: ("→ " if one is self.best else "! " if one.risky else "  ") + one.name,
+            ),
+            Column(
+                "MB a round",
+                lambda one: one.bytes / 1e6,
+                lambda mb: f"{mb:,.4g}" if mb < 1e3 else f"{mb:,.0f}",
+                right=True,
+            ),
+            Column("error", "error", ".2g", right=True),
+            Column("exchange", "exchange", duration, right=True),
+            Column("every, no delay", "alone", right=True),
+            Column("every", "every", right=True),
+            Column("delay", "delay", right=True),
+            Column("step", "step", duration, right=True),
+        )
+        table = tables.text(columns, self.rounds)
         said = [textwrap.fill(text, 100) for text in (self.verdict, *self.notes)]
         about = [f"{self.about}, a step of {duration(self.compute)}", ""] if self.about else []
         code, indent = self.best.program, " " * 4
         code = textwrap.fill(code, 100, initial_indent=indent, subsequent_indent=2 * indent)
         written = ["", code, ""] if code else []
-        return "\n".join([*about, *table, "", said[0], *written, *said[1:]])
+        return "\n".join([*about, table, "", said[0], *written, *said[1:]])
 
 
 LONGEST_DELAY = 2 / 3
@@ -150,7 +154,7 @@ LONGEST_DELAY = 2 / 3
 
 
 def rounds(
-    plan: Plan, *, stall: float = 0.05, longest: int = 100, delayed: float = LONGEST_DELAY
+    plan: Comparison, *, stall: float = 0.05, longest: int = 100, delayed: float = LONGEST_DELAY
 ) -> Rounds:
     """The steps of a round, the bits and the delay for a link: `H`, bits and `τ`.
 
@@ -183,7 +187,7 @@ def rounds(
         alone. Published runs lose little up to a few hundred steps per round, more
         with fewer bits, and with a delay that is a large part of the round; that is to be tried.
     """
-    checks.made("plan", plan, Plan, "plan of jaxcomp.plan(..., compute=0.1)")
+    checks.made("plan", plan, Comparison, "plan of jaxcomp.plan(..., compute=0.1)")
     checks.positive("compute", plan.compute)
     checks.positive("stall", stall)
     checks.integer("longest", longest, 1)
@@ -193,8 +197,8 @@ def rounds(
     return Rounds(tuple(found), plan.compute, stall, longest, plan.about)
 
 
-def _round(line: Forecast, plan: Plan, stall: float, delayed: float) -> Round:
-    step, exchange = plan.compute, line.mean
+def _round(line: Forecast, comparison: Comparison, stall: float, delayed: float) -> Round:
+    step, exchange = comparison.compute, line.mean
     delayed = 0.0 if line.way.local else delayed  # Such methods were measured without a delay.
     alone = max(1, math.ceil(exchange / (stall * step) - 1e-9))
 
@@ -221,7 +225,7 @@ def _round(line: Forecast, plan: Plan, stall: float, delayed: float) -> Round:
         step=whole / every,
         stall=whole / (every * step) - 1,
         risky=line.way.risky,
-        program=_written(plan.conditions["means"].get(line.way.name), line, every, hidden),
+        program=_written(comparison.conditions.means.get(line.way.name), line, every, hidden),
     )
 
 

@@ -6,9 +6,9 @@ from typing import Any, final
 
 import numpy as np
 
-from jaxcomp import checks
+from jaxcomp import checks, tables
 from jaxcomp.lazy import Lazy
-from jaxcomp.theory import tables
+from jaxcomp.tables import Column
 
 special = Lazy("scipy.special")
 
@@ -74,18 +74,16 @@ class LawFits:
         return min(self.laws, key=lambda law: law.distance)
 
     def __str__(self) -> str:
-        heads = ("law", "shape", "scale", "distance", *(f"kept at {s:g}" for s in self.shares))
-        rows = [
-            (
-                law.name,
-                f"{law.shape:.3g}",
-                f"{law.scale:.3g}",
-                f"{law.distance:.3f}",
-                *(f"{one:.3g}" for one in law.kept),
-            )
-            for law in self.laws
+        columns = [
+            Column("law", "name"),
+            Column("shape", "shape", ".3g", right=True),
+            Column("scale", "scale", ".3g", right=True),
+            Column("distance", "distance", ".3f", right=True),
         ]
-        return "\n".join(tables.text([heads, *rows], right=[False] + [True] * (len(heads) - 1)))
+        for number, share in enumerate(self.shares):
+            kept = lambda law, number=number: law.kept[number]  # noqa: E731
+            columns.append(Column(f"kept at {share:g}", kept, ".3g", right=True))
+        return tables.text(columns, self.laws)
 
 
 def fit_laws(gradient: Any, shares: tuple[float, ...] = SHARES) -> LawFits:

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from jaxcomp import checks
-from jaxcomp.theory import tables, units
+from jaxcomp import checks, tables
+from jaxcomp.theory import units
 
 TRIPS = 8
 """Answers that a site waits for in a round, one after another: fitted to rounds of Flower 1.42 over
@@ -98,6 +98,5 @@ class SitesPlan:
 
     def to_json(self) -> str:
         """All numbers."""
-        found = {"seconds": self.seconds, "training": self.training, "sending": self.sending}
-        rest = {"waiting": self.waiting, "share": self.share}
-        return tables.to_json({**dataclasses.asdict(self), **found, **rest})
+        more = ("seconds", "training", "sending", "waiting", "share")
+        return tables.to_json({**vars(self), **tables.attributes(self, *more)})

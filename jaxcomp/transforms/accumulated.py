@@ -1,6 +1,6 @@
 """Gradient accumulation before the mean: one exchange for several micro-batches."""
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,7 @@ def accumulate(
 
     Args:
         tx: for instance `optax.chain(jaxcomp.compressed_mean(...), optax.adamw(3e-4))`.
-        axis_name: the mapped axis. Until version 0.2 it came after `every`; that order warns.
+        axis_name: the mapped axis.
         every: the number of gradients in a round.
 
     Raises:
@@ -66,11 +66,6 @@ def accumulate(
         >>> mean = jaxcomp.compressed_mean(jaxcomp.sign(), axis_name="data")
         >>> tx = accumulate(optax.chain(mean, optax.sgd(0.1)), "data", every=4)
     """
-    if isinstance(axis_name, int) and isinstance(every, str | tuple):
-        checks.warn_of_former(
-            "accumulate(tx, every, axis_name)", "accumulate(tx, axis_name, every=every)"
-        )
-        axis_name, every = cast(AxisName, every), cast(int, axis_name)
     checks.integer("every", every, 1)
     checks.transformation("tx", tx)
     inner = optax.with_extra_args_support(tx)

@@ -9,10 +9,10 @@ import optax
 
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Reducer
+from jaxcomp.exchange import over_workers
 from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
 from jaxcomp.layout.policy import Policy
-from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms import weights
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import Array, AxisName, PyTree
@@ -81,7 +81,7 @@ def directional_mean(
         ]
         mean, state = inner.update(jax.tree.unflatten(treedef, sent), state, params, **extra)
         told = axes.vary(tuple(length * own for length in lengths), axis_name)
-        wanted = Dense().dense(told, axis_name, None)
+        wanted = over_workers.mean(told, axis_name)
         found = [
             leaf if is_plain(path) else _scaled(leaf, _length(leaf), length)
             for (path, _), leaf, length in zip(flat, jax.tree.leaves(mean), wanted, strict=True)

@@ -40,6 +40,7 @@ _WEIGHTS = (
 
 @kinds.MEANS.register
 @kinds.DISPLACED.register
+@kinds.STEPS.register
 class GossipState(NamedTuple):
     """State of `gossip`.
 

@@ -72,6 +72,7 @@ class FragmentState(NamedTuple):
 
 
 @kinds.MEANS.register
+@kinds.STEPS.register
 class LocalUpdatesState(NamedTuple):
     """State of `local_updates`.
 

@@ -189,24 +189,8 @@ def transformation(
     Raises:
         ValueError: as `compressed_mean`.
     """
-    source, axis_name, gate = given.source, given.axis_name, given.gate
-    for reducer in choose.candidates(source):
-        if not reducer.facts.same_on_all:
-            raise ValueError(
-                "`codec` must be a reducer that gives every worker the same mean, or the "
-                f"replicated parameters would differ without notice, got {reducer!r}; with "
-                "jaxcomp.gossip(inner, reducer, axis_name) every worker has parameters of its own"
-            )
-        if gate is not None:
-            gating.check(gate, reducer, whole=param_specs is None)
-    names = axes.names(axis_name)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(
-            f"`axis_name` must be the name of a mapped axis, or a tuple of them, got {axis_name!r}"
-        )
-    sharded.check_specs(param_specs, axis_name)
-    checks.flag("guard", given.guard)
-    groups.check(given.stats, source)
+    _check(given, param_specs)
+    axis_name = given.axis_name
 
     def init_fn(params: PyTree) -> Any:
         optax_wrappers.check_wrappers()
@@ -228,35 +212,77 @@ def transformation(
         axes.require(axis_name)
         uniform.check_callers(axis_name)
         _check_state(state)
-        weights.refuse("exchange", extra, _EXCHANGES)
-        setup, updates, state, params = _of_device(given, updates, state, _trained(params), weight)
+        if "exchange" in extra:
+            weights.refuse("exchange", extra, _EXCHANGES)
+        lanes = _lanes(given)
+        setup, params = _over_devices(given, lanes), _trained(params)
         rest = {name: value for name, value in extra.items() if name != TELL}
         setup = setup._replace(tell=TELL in extra, extra=rest)
+        places.check_shapes(updates, params, "parameters")
+        updates = own_gradients.check(updates, setup.axis_name)
+        if weight is not None:
+            updates = weights.weighted(given.source, updates, weight, axis_name)
+        if lanes:  # A device averages the gradients of its lanes first.
+            updates = jax.lax.pmean(updates, lanes)
+            state, params = axes.first((state, params), lanes)
+        step = functools.partial(_step, setup)
         if param_specs is not None:
-            step = functools.partial(_step_of_shard, setup)
             used = params if setup.stepper else ()
             return sharded.update(step, updates, state, used, param_specs, setup.axis_name)
         sharded.warn_if_gathered(setup.source, setup.axis_name)
-        arguments = _arguments(setup, updates, state, params)
-        return _after(setup, arguments, updates, state, reduce_.reduce(**arguments))
+        return step(updates, state, params)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _of_device(
-    given: Setup, updates: PyTree, state: Any, params: PyTree, weight: Any
-) -> tuple[Setup, PyTree, Any, PyTree]:
-    """The checked arguments of a step; a device averages the gradients of its lanes first."""
-    lanes = _lanes(given)
-    setup = _over_devices(given, lanes)
-    places.check_shapes(updates, params, "parameters")
-    updates = own_gradients.check(updates, setup.axis_name)
-    if weight is not None:
-        updates = weights.weighted(setup.source, updates, weight, given.axis_name)
-    if lanes:
-        updates = jax.lax.pmean(updates, lanes)
-        state, params = axes.first((state, params), lanes)
-    return setup, updates, state, params
+def _check(given: Setup, param_specs: PyTree | None) -> None:
+    source, axis_name, gate = given.source, given.axis_name, given.gate
+    for reducer in choose.candidates(source):
+        if not reducer.facts.same_on_all:
+            raise ValueError(
+                "`codec` must be a reducer that gives every worker the same mean, or the "
+                f"replicated parameters would differ without notice, got {reducer!r}; with "
+                "jaxcomp.gossip(inner, reducer, axis_name) every worker has parameters of its own"
+            )
+        if gate is not None:
+            gating.check(gate, reducer, whole=param_specs is None)
+    names = axes.names(axis_name)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"`axis_name` must be the name of a mapped axis, or a tuple of them, got {axis_name!r}"
+        )
+    sharded.check_specs(param_specs, axis_name)
+    checks.flag("guard", given.guard)
+    groups.check(given.stats, source)
+
+
+def _step(
+    setup: Setup, updates: PyTree, state: Any, params: PyTree, shards: tuple[str, ...] = ()
+) -> tuple[PyTree, CompressedMeanState]:
+    """A step on all gradients, or on one device's shard of a sharded model."""
+    plan = choose.plan(setup.source, updates, setup.axis_name)
+    choose.warn_of_bytes(setup.source, plan)
+    key, memory, gated, stepping = noise.fold(state.key, state.step), state.memory, None, None
+    if setup.stepper is not None:
+        memory = state.memory.reduction
+        held, extra = state.memory.optimizer, setup.extra or {}
+        stepping = reduce_.Stepping(setup.stepper, params, held, extra)
+    if setup.gate is not None:
+        gate_key = noise.fold(state.gate.gate_key, state.step)
+        gated = reduce_.Gated(setup.gate, gate_key, state.gate.state, params)
+    result = reduce_.reduce(
+        plan, key, updates, memory,
+        gated=gated, stepping=stepping, guard=setup.guard, everywhere=shards, tell=setup.tell,
+    )  # fmt: skip
+    counted, measured, after = state.gate, (), result.state
+    if result.participation is not None:
+        counted = _counted(counted, result.gate, result.participation)
+    if setup.stats:
+        before = memory.reducer
+        measured = stats_.measure(setup.stats, plan, key, before, updates, result, shards)
+    if setup.stepper is not None:
+        after = SteppedMemory(after, result.stepped)
+    return result.mean, CompressedMeanState(state.key, state.step + 1, after, measured, counted)
 
 
 def _lanes(setup: Setup) -> tuple:
@@ -291,57 +317,6 @@ def _memory(setup: Setup, whole: PyTree, params: PyTree) -> PyTree:
         return memory
     plan = choose.plan(setup.source, params, setup.axis_name)
     return SteppedMemory(memory, setup.stepper.init(plan, whole))
-
-
-def _arguments(
-    setup: Setup, updates: PyTree, state: Any, params: PyTree, shards: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """The arguments of `reduce` in this step."""
-    plan = choose.plan(setup.source, updates, setup.axis_name)
-    choose.warn_of_bytes(setup.source, plan)
-    gated, stepping, memory = None, None, state.memory
-    if setup.stepper is not None:
-        memory = state.memory.reduction
-        held = state.memory.optimizer
-        stepping = reduce_.Stepping(setup.stepper, params, held, setup.extra or {})
-    if setup.gate is not None:
-        gate_key = noise.fold(state.gate.gate_key, state.step)
-        gated = reduce_.Gated(setup.gate, gate_key, state.gate.state, params)
-    return {
-        "plan": plan,
-        "key": noise.fold(state.key, state.step),
-        "grads": updates,
-        "state": memory,
-        "gated": gated,
-        "stepping": stepping,
-        "guard": setup.guard,
-        "everywhere": shards,
-        "tell": setup.tell,
-    }
-
-
-def _after(
-    setup: Setup, given: dict[str, Any], updates: PyTree, state: Any, result: reduce_.Reduction
-) -> tuple[PyTree, CompressedMeanState]:
-    """The mean, and the next state, with what is counted and measured of the step."""
-    counted, measured = state.gate, ()
-    if result.participation is not None:
-        counted = _counted(counted, result.gate, result.participation)
-    if setup.stats:
-        settled = given["plan"], given["key"], given["state"].reducer
-        measured = stats_.measure(setup.stats, *settled, updates, result, given["everywhere"])
-    memory = result.state
-    if setup.stepper is not None:
-        memory = SteppedMemory(memory, result.stepped)
-    return result.mean, CompressedMeanState(state.key, state.step + 1, memory, measured, counted)
-
-
-def _step_of_shard(
-    setup: Setup, updates: PyTree, state: Any, params: PyTree, shards: tuple[str, ...]
-) -> tuple[PyTree, CompressedMeanState]:
-    """A step on one device's shard of a sharded model."""
-    arguments = _arguments(setup, updates, state, params, shards)
-    return _after(setup, arguments, updates, state, reduce_.reduce(**arguments))
 
 
 def _trained(params: PyTree) -> PyTree:

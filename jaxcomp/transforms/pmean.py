@@ -1,11 +1,10 @@
 """`pmean`: a compressed mean for programs without optax."""
 
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Reducer
 from jaxcomp.layout.policy import Policy
@@ -26,8 +25,7 @@ def pmean(
     Args:
         updates: this worker's own gradients, as from `jaxcomp.value_and_grad`.
         codec: a codec, policy or reducer without memory, such as `jaxcomp.qsgd_inf(bits=4)`.
-        axis_name: the mapped axis, or a tuple of them. Until version 0.2 it came before the codec;
-            that order warns.
+        axis_name: the mapped axis, or a tuple of them.
         key: the random key of this step: the number of the step, a `jax.random.key` or a raw key,
             the same on all workers. Every step needs a different key. Otherwise the rounding errors
             of the steps are not independent, and do not average out.
@@ -46,10 +44,6 @@ def pmean(
         >>> step(jnp.zeros((64, 64)), 0, jnp.ones((1, 64))).shape
         (64, 64)
     """
-    if isinstance(codec, str | tuple) and not isinstance(axis_name, str | tuple):
-        former, now = "updates, axis_name, codec, key", "updates, codec, axis_name, key"
-        checks.warn_of_former(f"pmean({former})", f"pmean({now}), in the order of compressed_mean")
-        codec, axis_name = cast(Any, axis_name), cast(AxisName, codec)
     axes.require(axis_name)
     if any(axes.varies(x, axis_name) for x in jax.tree.leaves(key)):
         raise ValueError(

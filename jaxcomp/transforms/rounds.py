@@ -11,8 +11,8 @@ from jax import core, lax
 
 from jaxcomp import checks
 from jaxcomp.backend import axes
+from jaxcomp.exchange import over_workers
 from jaxcomp.mesh.gradients import local
-from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms.local_steps import LocalUpdatesState, RoundOf
 from jaxcomp.transforms.view import view
 from jaxcomp.types import Array, AxisName, PyTree
@@ -165,6 +165,6 @@ def _averaged(values: PyTree, axis_name: AxisName) -> PyTree:
     leaves, treedef = jax.tree.flatten(values)
     at = [n for n, x in enumerate(leaves) if x.ndim == 1 and jnp.issubdtype(x.dtype, jnp.floating)]
     own: tuple[Array, ...] = tuple(axes.vary(leaves[n], axis_name) for n in at)
-    for n, mean in zip(at, Dense().dense(own, axis_name, None), strict=True):
+    for n, mean in zip(at, over_workers.mean(own, axis_name), strict=True):
         leaves[n] = mean
     return jax.tree.unflatten(treedef, leaves)

@@ -12,12 +12,12 @@ from jaxcomp.backend import axes
 from jaxcomp.base import Reducer
 from jaxcomp.codecs.coded import Spent
 from jaxcomp.exchange import levels, reduce as reduce_
+from jaxcomp.exchange.aggregated import AggregateState
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
 from jaxcomp.mesh import per_worker
 from jaxcomp.numerics import norms
 from jaxcomp.reducers import choose
-from jaxcomp.reducers.robust import RobustState
 from jaxcomp.transforms import groups as groups_
 from jaxcomp.types import Array, PyTree
 
@@ -199,8 +199,8 @@ def _by_group(
 
 def _excluded(state: PyTree, shards: tuple[str, ...]) -> Array:
     """The number of messages that were left out; zero for reducers that leave out none."""
-    leaves = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, RobustState))
-    found = [part.excluded for part in leaves if isinstance(part, RobustState)]
+    leaves = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, AggregateState))
+    found = [part.excluded for part in leaves if isinstance(part, AggregateState)]
     if not found:
         return jnp.zeros((), jnp.float32)
     count = sum((part.astype(jnp.float32) for part in found), jnp.float32(0))

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from jaxcomp.exchange import over_workers
 from jaxcomp.numerics import noise
-from jaxcomp.reducers.dense import Dense
 from jaxcomp.types import Array, AxisName, PyTree
 
 SKETCH = 256
@@ -28,11 +28,11 @@ def of_models(delta: PyTree, axis_name: AxisName, key: Array, mean: PyTree | Non
     if mean is not None:
         parts = jax.tree.leaves(jax.tree.map(jnp.subtract, delta, mean))
         own = sum(jnp.sum(jnp.square(part.astype(jnp.float32))) for part in parts)
-        (found,) = Dense().dense((jnp.asarray(own, jnp.float32),), axis_name, None)
+        (found,) = over_workers.mean((jnp.asarray(own, jnp.float32),), axis_name)
         return found
     sketch = _sketch(delta, key)
     both = jnp.append(sketch, jnp.sum(jnp.square(sketch)))
-    (found,) = Dense().dense((both,), axis_name, None)
+    (found,) = over_workers.mean((both,), axis_name)
     return jnp.maximum(found[-1] - jnp.sum(jnp.square(found[:-1])), 0)
 
 

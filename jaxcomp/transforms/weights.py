@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from jaxcomp.backend import axes
 from jaxcomp.base import Reducer
+from jaxcomp.exchange import over_workers
 from jaxcomp.feedback import Link
 from jaxcomp.numerics import summing
 from jaxcomp.reducers import choose
-from jaxcomp.reducers.dense import Dense
 from jaxcomp.types import Array, AxisName, PyTree
 
 
@@ -30,7 +30,7 @@ def number(weight: Any) -> Array:
 def share(weight: Any, axis_name: AxisName) -> Array:
     """This worker's weight over the mean weight; zero if no worker has any."""
     own = axes.vary((number(weight),), axis_name)
-    (mean,) = Dense().dense(own, axis_name, None)
+    (mean,) = over_workers.mean(own, axis_name)
     return jnp.where(mean == 0, 0, own[0] / jnp.where(mean == 0, 1, mean))
 
 

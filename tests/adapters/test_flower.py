@@ -2,9 +2,7 @@
 
 import dataclasses
 import hashlib
-import importlib
 import re
-import sys
 
 import jax
 import numpy as np
@@ -259,16 +257,6 @@ def test_counters_of_an_app_are_sent_as_they_are():
     other = dataclasses.replace(given, signal=lambda start, end: end)
     with pytest.raises(ValueError, match="`signal` must be the default with integers"):
         flower.compress_mod(other, start)
-
-
-def test_the_former_name_has_the_same_objects():
-    sys.modules.pop("jaxcomp.federated.flower", None)
-    with pytest.warns(DeprecationWarning, match=r"flower is now jaxcomp\.adapters\.flower;"):
-        former = importlib.import_module("jaxcomp.federated.flower")
-    assert former.client_app is flower.client_app
-    assert former.CompressedFedAvg is flower.CompressedFedAvg
-    with pytest.raises(AttributeError, match="no attribute 'other'"):
-        former.other  # noqa: B018
 
 
 @pytest.mark.full

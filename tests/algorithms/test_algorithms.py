@@ -18,10 +18,8 @@ from helpers.methods import (
     METHODS,
     PARENTS,
     QSGD,
-    RANDOM,
     RATE,
     ROUNDS,
-    SIGN,
     SIZE,
     TOP,
     alone,
@@ -62,31 +60,6 @@ def test_every_method_is_tried():
         made = inspect.getmembers(module, inspect.isfunction)
         recipes |= {name for name, f in made if f.__module__ == module.__name__ and name[0] != "_"}
     assert recipes - set(METHODS) == {"lag", "ef_signsgd", "cpsgd", "genqsgd"}
-
-
-FORMER = {
-    "ef_sgd": (TOP, {}),
-    "ef21_sgdm": (TOP, {"eta": 0.5}),
-    "neolithic": (SIGN, {"stages": 2}),
-    "cd_adam": (SIGN, {}),
-    "clag": (TOP, {"censoring": 0.0}),
-    "marina": (RANDOM, {"p": 0.3}),
-    "one_bit_adam": (SIGN, {"freeze_step": 2}),
-}
-
-
-@pytest.mark.parametrize("name", FORMER)
-def test_a_mean_with_a_rate_warns_and_takes_the_step(name):
-    codec, settings = FORMER[name]
-    make = getattr(jaxcomp.algorithms, name)
-    said = rf"{name}\(..., learning_rate=rate\) is now"
-    with pytest.warns(DeprecationWarning, match=said) as seen:
-        former = make(codec, AXIS, learning_rate=RATE, **settings)
-    assert seen[0].filename == __file__
-    want, found = by_vmap(build(name), 4, 4), by_vmap(former, 4, 4)
-    np.testing.assert_array_equal(found, want)
-    with pytest.raises(ValueError, match="must not stand before an optimizer"):
-        by_vmap(optax.chain(former, optax.sgd(RATE)), 4, 1)
 
 
 def test_a_mean_without_a_rate_has_no_step():

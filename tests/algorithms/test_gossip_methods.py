@@ -15,6 +15,7 @@ from helpers.suite import few_or_all
 import jaxcomp
 from jaxcomp import algorithms, graphs
 from jaxcomp.algorithms import decentralised, finite_sums
+from jaxcomp.exchange import legs
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import trees
 from jaxcomp.testing import problems
@@ -140,7 +141,7 @@ def test_gates_and_shards_that_cannot_work_are_refused():
 def weighted(reducer, x):
     plan = Plan.of(reducer, x, AXIS)
     message, key = trees.stacks(plan.layout, x)[0], jnp.zeros(2, jnp.uint32)
-    return reducer.collect(plan, key, message, reducer.init(plan), jnp.ones(())).part
+    return legs.collect(plan, key, message, legs.init(plan), jnp.ones(())).value
 
 
 @pytest.mark.core("plain")

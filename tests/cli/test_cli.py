@@ -313,4 +313,4 @@ def test_numbers_with_their_units():
     assert options.seconds("0.25") == 0.25
     assert options.count("25e6") == options.count("25M") == 25_000_000
     assert options.count("7B") == 7_000_000_000
-    assert options.levels("4x8") == (4, 8)
+    assert options.workers("4x8") == (4, 8)

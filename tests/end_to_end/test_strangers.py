@@ -29,7 +29,7 @@ def module(name):
 
 FEEDBACK, REDUCER, METHOD = map(module, ("own_feedback", "own_reducer", "own_method"))
 CLIPPED = jaxcomp.Link(jaxcomp.sign(), FEEDBACK.Clipped(most=10.0))
-ONE_BY_ONE = REDUCER.OneByOne(jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual()))
+FRUGAL = REDUCER.Frugal(jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual()))
 
 
 def step_of(tx):
@@ -73,13 +73,15 @@ def code_lines(name, part):
 
 def test_they_are_short():
     assert code_lines("own_feedback", "Clipped") <= 20
-    assert code_lines("own_reducer", "OneByOne") <= 30
+    assert code_lines("own_reducer", "HalfDown") <= 12
+    assert code_lines("own_reducer", "OneByOne") <= 20
     assert code_lines("own_method", "scaffold") + code_lines("own_method", "ScaffoldState") <= 40
 
 
 def test_they_pass_the_contracts():
     testing.check_feedback(FEEDBACK.Clipped(most=10.0))
-    testing.check_reducer(ONE_BY_ONE)
+    testing.check_reducer(FRUGAL)
+    testing.check_reducer(REDUCER.HalfDown(FRUGAL.uplink), downlink_tolerance=1e-2)
     testing.check_reducer(jaxcomp.Gather(CLIPPED))
 
 
@@ -88,15 +90,15 @@ def test_a_reducer_of_ones_own_is_a_gather(mesh):
     for settings in ({}, {"gate": jaxcomp.gates.Bernoulli(0.5)}):
         found = [
             trained(jaxcomp.compressed_mean(reducer, "data", key=3, **settings), mesh)[0]
-            for reducer in (ONE_BY_ONE, jaxcomp.Gather(ONE_BY_ONE.uplink))
+            for reducer in (FRUGAL, jaxcomp.Gather(FRUGAL.uplink))
         ]
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), *found)
-    tx = jaxcomp.compressed_mean(ONE_BY_ONE, "data")
+    tx = jaxcomp.compressed_mean(FRUGAL, "data")
     step = jaxcomp.data_parallel(step_of(tx), mesh, "data")
     x = jax.tree.map(lambda p: jnp.zeros((8, *p.shape)), PARAMS)
     state = jaxcomp.init_state(tx, PARAMS, mesh, "data")
     sent = jaxcomp.collective_bytes(step.lower(PARAMS, state, x).compile())
-    assert abs(sum(sent.values()) - jaxcomp.wire_bytes(ONE_BY_ONE, PARAMS, workers=8)) <= 3
+    assert abs(sum(sent.values()) - jaxcomp.wire_bytes(FRUGAL, PARAMS, workers=8)) <= 3
 
 
 @pytest.mark.parametrize("part", ["feedback", "reducer", "method"])
@@ -104,7 +106,7 @@ def test_states_move_to_other_workers(part, mesh):
     """Of eight to two, where the default reducer has no downlink, and to three."""
     make = {
         "feedback": lambda: jaxcomp.compressed_mean(CLIPPED, "data"),
-        "reducer": lambda: jaxcomp.compressed_mean(ONE_BY_ONE, "data"),
+        "reducer": lambda: jaxcomp.compressed_mean(FRUGAL, "data"),
         "method": lambda: METHOD.scaffold(0.1, "data", 2, jaxcomp.qsgd_inf()),
     }
     tx = make[part]()
@@ -120,7 +122,7 @@ def test_states_move_to_other_workers(part, mesh):
         params, _ = step(PARAMS, jaxcomp.place(moved, smaller, "data"), x)
         assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(params))
     if part == "feedback":  # What neither direction has sent is kept.
-        down = state.memory.reducer.memory.tree.residual[0].reshape(-1, 512)
+        down = state.memory.reducer[1].memory.tree.residual[0].reshape(-1, 512)
         up = state.memory.feedback.tree.rest[0].mean(0)
         moved = jaxcomp.resize_workers(tx, state, PARAMS, 2).memory.feedback.tree.rest[0]
         np.testing.assert_allclose(moved.mean(0), up + down[: len(up)], atol=1e-6)
@@ -144,7 +146,8 @@ def test_a_feedback_of_ones_own_in_gossip_and_in_a_federation(mesh):
 REDUCERS = {
     "two shots": lambda link: jaxcomp.TwoShot(link, link),
     "phases": lambda link: jaxcomp.ReducerSchedule(((0, link), (2, link))),
-    "own": REDUCER.OneByOne,
+    "of two legs": REDUCER.HalfDown,
+    "of an own combination": REDUCER.Frugal,
 }
 
 
@@ -163,7 +166,7 @@ def test_a_feedback_of_ones_own_under_reducers_and_local_updates(name, mesh):
 
 
 def test_parts_of_ones_own_are_the_slow_level_of_a_hierarchy():
-    two = jaxcomp.Hierarchical(jaxcomp.Dense(), ONE_BY_ONE)
+    two = jaxcomp.Hierarchical(jaxcomp.Dense(), FRUGAL)
     testing.check_reducer(two, workers=(2, 2))
     testing.check_reducer(jaxcomp.Hierarchical(jaxcomp.Dense(), CLIPPED), workers=(2, 2))
 
@@ -181,7 +184,7 @@ def test_scaffold_reaches_the_minimum_that_local_steps_miss():
 @pytest.mark.parametrize("name", ["own_feedback", "own_reducer", "own_method"])
 def test_the_pages_show_the_examples(name):
     page, example = (ROOT / "docs" / f"{name}.md").read_text(), EXAMPLES / f"{name}.py"
-    part = {"own_feedback": "Clipped", "own_reducer": "OneByOne", "own_method": "scaffold"}[name]
+    part = {"own_feedback": "Clipped", "own_reducer": "HalfDown", "own_method": "scaffold"}[name]
     (made,) = [x for x in ast.parse(example.read_text()).body if getattr(x, "name", "") == part]
     first = min([made.lineno, *(line.lineno for line in made.decorator_list)])
     lines = example.read_text().splitlines()[first - 1 : made.end_lineno]

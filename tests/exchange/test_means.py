@@ -10,7 +10,7 @@ from helpers.suite import few_or_all, slow
 from jax.sharding import PartitionSpec as P
 
 import jaxcomp
-from jaxcomp.exchange import levels
+from jaxcomp.exchange import legs, levels
 from jaxcomp.layout import trees
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import choose
@@ -52,10 +52,10 @@ def mean_of(reducer, weighted, axis_name: AxisName = "data"):
         message, dense = trees.stacks(plan.layout, grads)
         message = levels.scattered(plan, message)
         weight = weight if weighted else None
-        state = plan.reducer.init(plan)
+        state = legs.init(plan)
         key = levels.key_of(plan, noise.raw(1))
-        got = plan.reducer.collect(plan, key, message, state, weight)
-        mean, _ = plan.reducer.spread(plan, key, got.part, got.state)
+        got = legs.collect(plan, key, message, state, weight)
+        mean, _ = legs.spread(plan, key, got.value, got.state)
         mean = levels.gathered(plan, mean)
         return trees.assemble(plan.layout, mean, plan.dense_mean(dense, weight))
 

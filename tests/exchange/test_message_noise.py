@@ -8,6 +8,7 @@ import numpy as np
 
 import jaxcomp
 from jaxcomp.base import Codec
+from jaxcomp.exchange import legs
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.numerics import noise
 
@@ -38,8 +39,8 @@ def test_all_messages_of_two_shots_have_different_noise():
 
     def sent(message):
         plan, key = Plan.of(reducer, LEAF, "data"), noise.raw(0)
-        got = reducer.collect(plan, key, (message,), reducer.init(plan))
-        return got.sent[0], reducer.spread(plan, key, got.part, got.state)[0][0]
+        got = legs.collect(plan, key, (message,), legs.init(plan))
+        return got.sent[0], legs.spread(plan, key, got.value, got.state)[0][0]
 
     up, down = jax.jit(jax.vmap(sent, axis_name="data"))(jnp.zeros((2, 4, 8)))
     assert np.unique(up).size == 8

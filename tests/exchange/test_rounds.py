@@ -110,7 +110,7 @@ def test_a_closed_two_shot_knows_the_mirror_of_the_way_down():
     link = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift())
     gate = jaxcomp.gates.Every(2)
     means, states = run(jaxcomp.compressed_mean(jaxcomp.TwoShot(link, link), "data", gate=gate))
-    mirror = np.asarray(states.memory.reducer.memory.mirror[0])[:, 0].reshape(6, -1)
+    mirror = np.asarray(states.memory.reducer[1].memory.mirror[0])[:, 0].reshape(6, -1)
     for number in range(6):
         np.testing.assert_array_equal(means["w"][number].reshape(-1), mirror[number][: 32 * 40])
     np.testing.assert_array_equal(means["w"][2], means["w"][1])

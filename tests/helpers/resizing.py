@@ -9,12 +9,12 @@ import numpy as np
 
 from jaxcomp.backend import axes
 from jaxcomp.base import Mirrored
+from jaxcomp.exchange.legs import LegState
 from jaxcomp.exchange.state import ReductionState
 from jaxcomp.feedback import MomentumState, ResidualState
 from jaxcomp.mesh import per_worker
 from jaxcomp.quantize import blocks
 from jaxcomp.reducers import choose
-from jaxcomp.reducers.two_shot import TwoShotState
 
 AXIS = "workers"
 PARAMS = {
@@ -50,13 +50,16 @@ def shapes(tx, sizes, params=PARAMS):
 def all_rows(tx, params=PARAMS):
     """Shapes and dtypes of a state whose single worker has all rows, those of a downlink too."""
     last = choose.candidates
+    choose._chosen.cache_clear()
     with (
         axes.planned(1),
         warnings.catch_warnings(),
         mock.patch.object(choose, "candidates", lambda source: last(source)[-1:]),
     ):
         warnings.simplefilter("ignore")
-        return jax.eval_shape(lambda params: tx.init(params), params)
+        found = jax.eval_shape(lambda params: tx.init(params), params)
+    choose._chosen.cache_clear()
+    return found
 
 
 UNPACK = jax.jit(jax.vmap(blocks.unpack))
@@ -152,8 +155,8 @@ def unsent(node, one):
     elif isinstance(memory, MomentumState):
         up = memory.velocity
     found = [x.mean(0) for x in arrays(up)]
-    shots = nodes(node.reducer, TwoShotState)
-    for state, like in zip(shots, nodes(one.reducer, TwoShotState), strict=False):
+    shots = nodes(node.reducer, LegState)
+    for state, like in zip(shots, nodes(one.reducer, LegState), strict=False):
         held = getattr(state.memory, "tree", None)
         if not isinstance(held, ResidualState):
             continue

@@ -117,7 +117,7 @@ FEW = [
 
 def label(value: object) -> str:
     """A short test id."""
-    from jaxcomp.planning.description import short
+    from jaxcomp.planning.columns import short
 
     text = short(value) if isinstance(value, Codec) else repr(value)
     return text.replace("Quantizer", "Q").replace("bucket_size", "b").replace(" ", "")

@@ -164,7 +164,7 @@ def test_a_downlink_of_shorter_buckets_leaves_the_padding_zero():
 
     state, mean = jax.vmap(steps, axis_name="data")(grads)
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in mean)
-    held = state.memory.reducer.memory.tree.residual[0]
+    held = state.memory.reducer[1].memory.tree.residual[0]
     plan = Plan.of(reducer, tree, sizes=(2,)).layout
     real = plan.batches[0].codec.segments.real(plan.batches[0].counts())
     assert real.shape[0] == 2

@@ -73,7 +73,7 @@ def test_shorter_buckets_count_their_own_elements():
     """Rows that are cut again keep their elements, and padding does not count."""
     tree = [jnp.ones(13), jnp.ones(28)]
     (batch,) = trees.layout(jaxcomp.sign(bucket_size=10), tree).batches
-    cut = [batches.Recut(batch, jaxcomp.sign(bucket_size=size)) for size in (4, 5, 7)]
+    cut = [batches.Rows(batch, jaxcomp.sign(bucket_size=size)) for size in (4, 5, 7)]
     rows = np.zeros(batch.like.shape, np.int32)
     rows[:2].flat[:13], rows[2:].flat[:28] = 1, 1
     for counts, shorter in zip(jax.jit(lambda: [c.counts() for c in cut])(), cut, strict=True):

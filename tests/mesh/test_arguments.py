@@ -65,62 +65,51 @@ def test_errors_name_arguments(mesh):
         parallel().lower(jnp.ones(3), X, z=3)
 
 
-def test_what_is_returned_is_no_batch(mesh):
-    """Parameters whose leading dimension happens to be that of the batch."""
-
-    def train(params, x):
-        mean = jax.lax.pmean(x.mean(), "data")
-        return jax.tree.map(lambda p: p + mean, params)
-
+def test_the_batch_is_the_last_argument_whatever_shapes_the_others_have(mesh):
+    """Parameters whose leading dimension happens to be that of the batch stay whole."""
     like = {"w": jnp.ones((16, 2)), "b": jnp.ones(16)}
-    jaxcomp.data_parallel(train, mesh, "data").lower(like, X)
-    evaluate = jaxcomp.data_parallel(lambda p, x: jax.lax.pmean(x.sum(), "data"), mesh, "data")
-    with pytest.raises(ValueError, match=r"argument 0 \('p'\) has the same leading dimension"):
-        evaluate.lower(like, X)
-    chosen = jaxcomp.data_parallel(
-        lambda p, x: jax.lax.pmean(x.sum(), "data"), mesh, "data", batch_argnums=1
-    )
-    chosen.lower(like, X)
+
+    def evaluate(params, x):
+        assert params["w"].shape == (16, 2)
+        assert x.shape == (2,)
+        return jax.lax.pmean(x.sum() * params["b"].sum(), "data")
+
+    run = jaxcomp.data_parallel(evaluate, mesh, "data")
+    np.testing.assert_array_equal(run(like, X), 16 * X.sum() / 8)
+    with pytest.raises(ValueError, match=r"argument 1 \('x'\) is a batch.*got shape \(12,\)"):
+        run(like, X[:12])
 
 
-def test_a_step_that_fails_for_the_shapes_is_told(mesh):
-    """The error is about the batches, and has the failure of the step as its cause."""
-    run = jaxcomp.data_parallel(lambda x, y: jax.lax.pmean((x - y).sum(), "data"), mesh, "data")
-    text = r"argument 0 \('x'\) has the same leading.*batch_argnames`. The step failed: .*shapes"
-    with pytest.raises(ValueError, match=text) as error:
-        run(X, Y)
-    assert isinstance(error.value.__cause__, TypeError)
+def test_a_step_does_not_run_for_a_batch_that_does_not_divide(mesh):
+    def refuse(x, y):
+        raise AssertionError("the step ran")
+
+    run = jaxcomp.data_parallel(refuse, mesh, "data", batch_argnums=(0, 1))
+    with pytest.raises(ValueError, match=r"argument 0 \('x'\).*multiple of the 8 workers"):
+        run(X[:9], Y)
 
 
 def test_forgotten_batches_in_a_training_step(mesh):
-    """A loss of another library checks its shapes itself."""
+    """A step that fails says which arguments were taken as batches; its error keeps its type."""
     tx = jaxcomp.compressed_mean(jaxcomp.Dense(), "data")
     params, x, y = {"w": jnp.ones((4, 1))}, jnp.ones((64, 4)), jnp.ones((64, 1))
 
-    def loss_fn(params, x, y):
-        return optax.l2_loss(x @ params["w"], y).mean()
-
     def step(params, state, x, y):
-        _, grads = jaxcomp.value_and_grad(loss_fn, "data")(params, x, y)
+        grads = jax.grad(lambda p: jnp.sum((x @ p["w"] - y) ** 2))(jaxcomp.local(params, "data"))
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
     args = params, tx.init(params), x, y
-    with pytest.raises(ValueError, match=r"argument 2 \('x'\) has the same leading.*batch_argnums"):
+    with pytest.raises(TypeError, match="incompatible shapes") as error:
         jaxcomp.data_parallel(step, mesh, "data").lower(*args)
-    jaxcomp.data_parallel(step, mesh, "data", batch_argnums=(2, 3)).lower(*args)
-
-
-def test_other_failures_of_a_step_keep_their_type(mesh):
-    """The doubt is a note of theirs."""
-
-    def step(x, y):
-        raise TypeError("of the user, about the shape [1, 2, 3] of another array")
-
-    with pytest.raises(TypeError, match="of the user") as error:
-        jaxcomp.data_parallel(step, mesh, "data")(X, Y)
     (note,) = [note for note in error.value.__notes__ if "jaxcomp" in note]
-    assert "argument 0 ('x') has the same leading dimension as the last argument" in note
+    assert "only the last argument, argument 3 ('y'), is split over the workers" in note
+    assert "Name the batches among ('params', 'state', 'x', 'y') by `batch_argnums`" in note
+    jaxcomp.data_parallel(step, mesh, "data", batch_argnums=(2, 3)).lower(*args)
+    for settings in ({"batch_argnums": 3}, {"batch_argnames": "y"}):  # The user's own choice.
+        with pytest.raises(TypeError, match="incompatible shapes") as error:
+            jaxcomp.data_parallel(step, mesh, "data", **settings).lower(*args)
+        assert not [note for note in error.value.__notes__ if "jaxcomp" in note]
 
 
 def test_a_step_without_a_signature(mesh):

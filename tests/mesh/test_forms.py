@@ -169,10 +169,6 @@ def test_pmean_is_the_mean_of_compressed_mean():
     np.testing.assert_array_equal(same, want)
     assert len({x.tobytes() for x in map(np.asarray, (same, *others))}) == 3
 
-    with pytest.warns(DeprecationWarning, match="in the order of compressed_mean"):
-        former = mapped(lambda _, x: jaxcomp.pmean(x, "data", codec, 3), "shard_map")(W, grads)
-    np.testing.assert_array_equal(former, want)
-
     def refused(codec, key, match):
         step = mapped(lambda _, x: jaxcomp.pmean(x, codec, "data", key(x)), "shard_map")
         with pytest.raises(ValueError, match=match):

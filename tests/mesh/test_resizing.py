@@ -247,10 +247,14 @@ def test_both_ways_go_on_after_a_move():
     grads = jax.tree.map(lambda p: jnp.ones((3, *p.shape), p.dtype), PARAMS)
     mean_of, last = jax.jit(jax.vmap(tx.update, axis_name=AXIS))(grads, inside(after, 3))
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(mean_of))
-    down = jax.tree_util.tree_map_with_path(
-        lambda path, x: x[:, 0] if per_worker.marked(path) else x[0], last
-    ).memory.reducer.memory
-    whole = resizing.counts(one.memory.reducer.memory.own)
+    down = (
+        jax.tree_util.tree_map_with_path(
+            lambda path, x: x[:, 0] if per_worker.marked(path) else x[0], last
+        )
+        .memory.reducer[1]
+        .memory
+    )
+    whole = resizing.counts(one.memory.reducer[1].memory.own)
     batches = trees.layout(SIGN, PARAMS, mixed=True).batches
     for batch, (own, mirror) in zip(batches, resizing.shift(down, whole), strict=True):
         real = np.arange(batch.size) < np.asarray(batch.counts())[:, None]
@@ -301,7 +305,7 @@ def test_shards_keep_their_own():
     up, down, kept = (
         s.memory.tree.feedback.tree.residual[0]
         if at == "up"
-        else s.memory.tree.reducer.memory.tree.residual[0]
+        else s.memory.tree.reducer[1].memory.tree.residual[0]
         for s, at in ((state, "up"), (state, "down"), (after, "up"))
     )
     assert kept.shape == (1, 2, 11, 64)

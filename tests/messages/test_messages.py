@@ -1,7 +1,6 @@
 """Payloads as bytes: exact, no larger than they must be, the same for ever, and safe to read."""
 
 import base64
-import dataclasses
 import hashlib
 import json
 import os
@@ -215,12 +214,12 @@ def test_what_cannot_be_compressed_grows_by_the_header_alone():
     assert len(message(codec, x)[1]) == jaxcomp.message_limit(codec, x) == x.nbytes + FIXED + 7
 
 
-RENAMED = jaxcomp.top_k(fraction=0.1, bucket_size=64, indices=RiceGaps())
+RICE = jaxcomp.top_k(fraction=0.1, bucket_size=64, indices=RiceGaps())
 
 
-@pytest.mark.parametrize("codec", [*FAMILIES[2:5], FAMILIES[11], RENAMED], ids=label)
+@pytest.mark.parametrize("codec", [*FAMILIES[2:5], FAMILIES[11], RICE], ids=label)
 def test_golden_messages(codec):
-    """The messages of every format version are read, and the last one is what is written."""
+    """Messages of former commits are read, and are what is written."""
     x = jnp.round(draws(2_000, 7) ** 3 * 4) / 4
     payload, data = message(codec, x)
     known = json.loads(GOLDEN.read_text())
@@ -228,42 +227,8 @@ def test_golden_messages(codec):
     if os.environ.get("JAXCOMP_WRITE_GOLDEN"):
         known[name] = base64.b64encode(data).decode()
         GOLDEN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-    # Messages of 0.1 have no version in their names.
-    for old in (known[label(codec)], known[name]):
-        assert_same(jaxcomp.from_bytes(codec, base64.b64decode(old), x), payload)
+    assert_same(jaxcomp.from_bytes(codec, base64.b64decode(known[name]), x), payload)
     assert data == base64.b64decode(known[name])
-
-
-def test_former_names_are_read(monkeypatch):
-    """A class or a field that was renamed has its former name in old messages."""
-    monkeypatch.setitem(fingerprint.RENAMED, 1, {"RiceGaps": "Rice", "Largest.fraction": "share"})
-    codec, x = jaxcomp.top_k(0.11, bucket_size=64, indices=RiceGaps()), draws(640)
-    assert "Largest(share=0.11)" in fingerprint.text(codec, 1)
-    assert "Largest(fraction=0.11)" in fingerprint.text(codec)
-    payload, data = message(codec, x)
-    with monkeypatch.context() as before:
-        before.setattr(frame, "VERSION", 1)
-        old = message(codec, x)[1]
-    assert (old[4], data[4]) == (1, 2)
-    assert old[IDENTITY] != data[IDENTITY]
-    assert_same(jaxcomp.from_bytes(codec, old, x), payload)
-
-
-def test_names_of_others_are_never_translated():
-    @dataclasses.dataclass(frozen=True)
-    class RiceGaps:  # As one of ours.
-        k: int = 1
-
-    assert fingerprint.text(RiceGaps(), 1) == "RiceGaps(k=1)"
-
-
-@pytest.mark.full
-def test_a_former_message_of_leaves_of_several_sizes_is_refused_by_its_version():
-    codec, tree = jaxcomp.top_k(0.1), [draws(640), draws(64)]
-    _, data = message(codec, tree)
-    old = sealed(data[:4] + b"\x01" + data[5:])
-    with pytest.raises(jaxcomp.MessageError, match=r"must be of format version 2 .*, got 1; write"):
-        jaxcomp.from_bytes(codec, old, tree)
 
 
 def test_golden_long_streams():

@@ -23,7 +23,7 @@ LOSS = jaxcomp.planning.Loss(100, 2.5, 33.6, 0.084, 33.2, learning_rate=0.01)
 MACHINE = jaxcomp.planning.Machine(5, cycles=1e8, frequency=2e9, power=1.5, rate=5e6, levels=9)
 WRONG = (1, "x", None, object(), [1], -3, lambda: 0)
 
-FAMILIES = ("graphs", "planning")
+FAMILIES = ("graphs", "planning", "theory")
 """Modules whose names are tried beside those of `jaxcomp` itself."""
 
 ANYTHING = {"Description", "Key", "PerWorker", "consensus", "gathered", "state_specs", "view"}

@@ -33,7 +33,7 @@ def test_planned_bytes_are_those_of_the_program(mesh):
         assert said == pytest.approx(gathers * sent.forward + sent.backward, rel=1e-3)
 
 
-def test_levels_share_the_slow_link_of_a_host():
+def test_devices_share_the_slow_link_of_their_host():
     """A host sends (1 − 1/hosts) of everything over its link, whatever it has devices."""
     flat = bytes_of(plan_fsdp(LIKE, 2, SLOW, codecs=PAIR, link_only=True))
     settings = {"fast": Network(5e10, 5e-6), "codecs": PAIR, "link_only": True}

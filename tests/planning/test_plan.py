@@ -13,7 +13,8 @@ import pytest
 import jaxcomp
 from jaxcomp.planning import planner, timing
 from jaxcomp.reducers import choose
-from jaxcomp.theory import cost, plan as plan_
+from jaxcomp.theory import comparison, cost
+from jaxcomp.theory.candidates import Way
 
 TEN_GBIT = cost.Network(1.25e9)
 RESNET = 25_600_000
@@ -88,7 +89,7 @@ def test_a_step_hides_what_runs_beside_the_backward_pass():
         (lambda: cost.Network(1.0, -1.0), "`latency`"),
         (lambda: cost.step(1.0, 1.0, overlap=2.0), "`overlap`"),
         (lambda: cost.ring(1.0, 0), "`workers`"),
-        (lambda: plan_.forecast([plan_.Way("x", cost.Price())], TEN_GBIT), "dense"),
+        (lambda: comparison.compare([Way("x", cost.Price())], TEN_GBIT), "dense"),
         (lambda: planner.plan(100, 1, TEN_GBIT), "`workers`"),
         (lambda: planner.plan(100, (2, 4), TEN_GBIT), "`fast`"),
         (lambda: planner.plan(100, 4, TEN_GBIT, fast=TEN_GBIT), "`fast`"),
@@ -107,10 +108,10 @@ def test_wrong_use_says_what_is_allowed(make, said):
 def test_the_verdict_says_on_which_links(work, said):
     """Four bytes are saved for a second, or for nothing."""
     ways = [
-        plan_.Way("dense", cost.Price(bytes=8.0), dense=True),
-        plan_.Way("x", cost.Price(bytes=4.0, work=work)),
+        Way("dense", cost.Price(bytes=8.0), dense=True),
+        Way("x", cost.Price(bytes=4.0, work=work)),
     ]
-    assert plan_.forecast(ways, cost.Network(1.0)).verdict.endswith(said)
+    assert comparison.compare(ways, cost.Network(1.0)).verdict.endswith(said)
 
 
 LIKE = {"w": jax.ShapeDtypeStruct((512, 512), jnp.float32), "b": jax.ShapeDtypeStruct((9,), "f4")}
@@ -169,7 +170,7 @@ def test_collectives_of_a_large_tree_are_in_what_a_plan_says_of_latency():
     assert line.links == pytest.approx(24)
 
 
-def test_two_levels_share_out_what_crosses_the_slow_links():
+def test_two_axes_share_out_what_crosses_the_slow_links():
     outer = jaxcomp.TwoShot(EF, EF)
     reducer = jaxcomp.Hierarchical(jaxcomp.Dense(), outer)
     like = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)

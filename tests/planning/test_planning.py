@@ -61,16 +61,16 @@ def test_a_plan_says_whose_link_it_is():
     assert json.loads(on_hosts(link_per="device").to_json())["link_per"] == "device"
 
 
-@pytest.mark.parametrize("levels", [(8,), (2, 8)])
-def test_what_a_plan_says_to_write_is_the_way_that_it_compared(levels):
-    named = planner.ways({**planner.CODECS, **planner.LOCAL}, levels)
-    lines = compared.means(named, levels)
+@pytest.mark.parametrize("sizes", [(8,), (2, 8)])
+def test_what_a_plan_says_to_write_is_the_way_that_it_compared(sizes):
+    named = planner.ways({**planner.CODECS, **planner.LOCAL}, sizes)
+    lines = compared.means(named, sizes)
     assert set(compared.DENSE) < set(lines)
-    assert set(lines) == set(named) - (set(compared.LOCAL) if len(levels) > 1 else set())
+    assert set(lines) == set(named) - (set(compared.LOCAL) if len(sizes) > 1 else set())
     for name, line in lines.items():
         if name in compared.LOCAL:
             want = jaxcomp.chunk_top_k()
-        elif len(levels) > 1 or name in compared.DENSE:
+        elif len(sizes) > 1 or name in compared.DENSE:
             want = named[name]
         else:  # `compressed_mean` chooses the reducer.
             want = planner.CODECS[name.partition(", ")[0]]
@@ -200,7 +200,7 @@ def test_a_number_of_parameters_is_planned_as_many_leaves():
     """PowerSGD sends factors of each matrix, many more bytes than those of one large matrix."""
     codecs = {"PowerSGD": jaxcomp.PowerIteration(rank=4)}
     found = planner.plan(1_000_000, 4, cost.Network(1e6), codecs=codecs, clock=clock)
-    assert found.conditions["elements"] == 1_000_000
+    assert found.conditions.elements == 1_000_000
     one = planner.plan(LIKE, 4, cost.Network(1e6), codecs=codecs, clock=clock)
     sent, sent_by_one = (
         next(line.way.price.bytes for line in each.forecasts if not line.way.dense)

@@ -41,7 +41,7 @@ NAMES = {name: value for module in PUBLIC for name, value in names_of(module).it
 def settings():
     """Every concrete class of the package that is a public setting."""
     for found in pkgutil.walk_packages(jaxcomp.__path__, "jaxcomp."):
-        if found.name.endswith(("__main__", "federated.flower")):  # The latter is a former name.
+        if found.name.endswith("__main__"):
             continue
         for name, kind in inspect.getmembers(importlib.import_module(found.name), inspect.isclass):
             if kind.__module__ != found.name or name[0] == "_":

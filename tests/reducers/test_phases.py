@@ -12,11 +12,11 @@ import pytest
 
 import jaxcomp
 from jaxcomp import testing
-from jaxcomp.exchange import reduce as reduce_, state as state_
+from jaxcomp.exchange import legs, reduce as reduce_, state as state_
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import trees
 from jaxcomp.numerics import noise
-from jaxcomp.planning.description import short
+from jaxcomp.planning.columns import short
 from jaxcomp.transforms import stats
 
 WORKERS, STEPS = 8, 6
@@ -155,7 +155,7 @@ def test_time_moves_with_the_state(typed):
     assert int(resized.memory.reducer.phase_step) == 3
     end = states[3].memory.reducer._replace(phase_step=jnp.int32(2**31 - 1))
     nothing = Plan.of(PHASES, {}, sizes=(8,))
-    _, after = PHASES.spread(nothing, noise.raw(0), (), end)
+    _, after = legs.spread(nothing, noise.raw(0), (), end)
     assert int(after.phase_step) == 2**31 - 1
     assert int(stats._phases(nothing, {}, after)[1]) == 2
 
@@ -175,7 +175,7 @@ def test_state_is_handed_from_phase_to_phase(mesh):
     state, levels, errors = jaxcomp.init_state(tx, LIKE, mesh, "data"), [], []
     for grads in GRADS[:5]:
         mean, state = step(state, grads)
-        (adapted,) = [memory for memory in state.memory.reducer.current.tree if memory]
+        (adapted,) = [memory for memory in state.memory.reducer.current[0].codec.tree if memory]
         levels.append(np.asarray(adapted.levels[0]))
         errors.append(np.abs(mean["bias"] - grads["bias"].mean(0)).max())
     assert (np.asarray(adapted.step) == 5).all()

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomp
 from jaxcomp import testing
+from jaxcomp.exchange import legs
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import trees
 from jaxcomp.numerics import noise
@@ -58,8 +59,8 @@ def step(reducer, grads, state, weight=None):
     def collect(tree, state, weight):
         plan = Plan.of(reducer, tree, "data")
         message, _ = trees.stacks(plan.layout, tree)
-        got = reducer.collect(plan, noise.raw(1), message, state, weight)
-        return *(trees.assemble(plan.layout, x, ()) for x in (got.part, got.sent)), got.state
+        got = legs.collect(plan, noise.raw(1), message, state, weight)
+        return *(trees.assemble(plan.layout, x, ()) for x in (got.value, got.sent)), got.state
 
     axes = (0, 0, None if weight is None else 0)
     return jax.vmap(collect, in_axes=axes, axis_name="data")(grads, state, weight)
@@ -68,7 +69,7 @@ def step(reducer, grads, state, weight=None):
 def start(reducer, grads):
     workers = jax.tree.leaves(grads)[0].shape[0]
     like = jax.tree.map(lambda g: jax.ShapeDtypeStruct(g.shape[1:], g.dtype), grads)
-    state = reducer.init(Plan.of(reducer, like, "data", (workers,)))
+    state = legs.init(Plan.of(reducer, like, "data", (workers,)))
     return replicate(state, workers)
 
 

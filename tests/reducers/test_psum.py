@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomp
 from jaxcomp.codecs.quantizer import Quantizer
+from jaxcomp.exchange import legs
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import batches as batches_, trees
 from jaxcomp.numerics import noise
@@ -223,8 +224,8 @@ def test_weight_zero_adds_nothing(codec):
     def collect(x, weight):
         plan = Plan.of(reducer, {"w": x}, "data")
         message, _ = trees.stacks(plan.layout, {"w": x})
-        got = reducer.collect(plan, noise.raw(1), message, reducer.init(plan), weight)
-        return got.part, got.sent, got.share
+        got = legs.collect(plan, noise.raw(1), message, legs.init(plan), weight)
+        return got.value, got.sent, got.share
 
     run = jax.jit(jax.vmap(collect, axis_name="data"))
     grads, weight = gradients(3)["w"], jnp.array([1.0, 0.0, 1.0])

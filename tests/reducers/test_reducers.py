@@ -280,7 +280,7 @@ def test_a_downlinks_memory_outlives_fewer_workers():
     _, state = steps(state, 4, 3)
     many = jax.tree_util.tree_map_with_path(outside, state)
     fewer = jaxcomp.resize_workers(tx, many, params, 2)
-    up, down = (s.tree.residual[0] for s in (many.memory.feedback, many.memory.reducer.memory))
+    up, down = (s.tree.residual[0] for s in (many.memory.feedback, many.memory.reducer[1].memory))
     assert float(jnp.abs(down).max()) > 0
     np.testing.assert_allclose(
         fewer.memory.feedback.tree.residual[0][1], up.mean(0) + down.reshape(up[0].shape), atol=1e-6

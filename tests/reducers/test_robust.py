@@ -162,14 +162,14 @@ def test_a_hostile_worker(name, leaf):
         if name != "credible":
             last, want = (jax.tree.map(lambda x: x[:, 1], tree) for tree in (means, plain))
             assert_equal(last, want)
-        assert int(state.memory.reducer.excluded[0]) == int(state.stats.excluded[0]) == 0
+        assert int(state.memory.reducer[0].held.excluded[0]) == int(state.stats.excluded[0]) == 0
 
 
 def test_excluded_messages_are_counted():
     grads = spoilt(3, np.inf, spoilt(1, np.nan))
     means, state = run(ROBUST["median"], jax.tree.map(lambda g: g[:, :1], grads), stats=True)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(means))
-    np.testing.assert_array_equal(state.memory.reducer.excluded, 2)
+    np.testing.assert_array_equal(state.memory.reducer[0].held.excluded, 2)
     np.testing.assert_array_equal(state.stats.excluded, 2)
 
 
@@ -218,7 +218,7 @@ def test_votes_are_medians_of_signs():
     for name, g in grads.items():
         g[:2] = -np.asarray(honest[name])[0]
     found, state = run(jaxcomp.Robust(ballot, aggregates.Credible(rule="hard")), grads)
-    credibility = np.asarray(state.memory.reducer.everyones.credibility)[0]
+    credibility = np.asarray(state.memory.reducer[0].held.everyones.credibility)[0]
     assert credibility[:2].max() < 0.65 < 0.8 < credibility[2:].min()
     wrong = np.concatenate(
         [
@@ -294,18 +294,18 @@ def test_credibility_moves_to_another_number_of_workers():
     outside = jax.tree_util.tree_map_with_path(
         lambda path, x: x[:, 0] if per_worker.marked(path) else x[0], state
     )
-    held = outside.memory.reducer.everyones.credibility
+    held = outside.memory.reducer[0].held.everyones.credibility
     assert held.shape == (WORKERS,)
     moved = jaxcomp.resize_workers(tx, outside, params, 3)
     np.testing.assert_array_equal(
-        moved.memory.reducer.everyones.credibility, held[np.array([0, 1, 3])]
+        moved.memory.reducer[0].held.everyones.credibility, held[np.array([0, 1, 3])]
     )
     three = jax.tree.map(lambda x: x[:3], (first, state))
     with pytest.raises(ValueError, match="`state` must be one for these gradients and 3 workers"):
         jax.eval_shape(jax.vmap(tx.update, axis_name="data"), *three)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     made = jaxcomp.init_state(tx, params, mesh, "data")
-    assert made.memory.reducer.everyones.credibility.shape == (8,)
+    assert made.memory.reducer[0].held.everyones.credibility.shape == (8,)
 
 
 @pytest.mark.full

@@ -151,8 +151,8 @@ def test_memory_moves_to_another_number_of_workers():
             jnp.mean(old.astype(jnp.float32), 0), new[0].astype(jnp.float32), rtol=1e-2, atol=1e-2
         )
     for old, new in zip(
-        before.memory.reducer.memory.tree.residual,
-        after.memory.reducer.memory.tree.residual,
+        before.memory.reducer[1].memory.tree.residual,
+        after.memory.reducer[1].memory.tree.residual,
         strict=True,
     ):
         assert new.shape[0] == 3

@@ -9,7 +9,9 @@ import pytest
 
 import jaxcomp
 from jaxcomp import testing
-from jaxcomp.base import Feedback, Reducer, WrappedFeedback, WrappedReducer
+from jaxcomp.base import Combine, Feedback, Move, WrappedFeedback, WrappedReducer
+from jaxcomp.exchange.combines import Join, Mean
+from jaxcomp.exchange.moves import AllGather
 from jaxcomp.numerics import noise, summing
 from jaxcomp.testing import facts as facts_
 
@@ -399,28 +401,42 @@ def test_wrong_feedbacks_and_reducers_fail():
     with pytest.raises(AssertionError, match="must keep its memory finite"):
         testing.check_feedback(Poisoned())
 
-    @dataclasses.dataclass(frozen=True)
-    class Doubled(WrappedReducer):
-        reducer: Reducer
-
-        def spread(self, plan, key, part, state):
-            return tuple(2 * p for p in part), state
-
+    two_shots = jaxcomp.TwoShot(jaxcomp.qsgd_inf(bits=4))
+    up, down = two_shots.route
+    doubled = overriding(two_shots, route=(up, dataclasses.replace(down, combine=Loud(Join()))))
     with pytest.raises(AssertionError, match="returns another mean than it reduced"):
-        testing.check_reducer(Doubled(jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4))))
+        testing.check_reducer(doubled)
     with pytest.raises(AssertionError, match="check an instance"):
         testing.check_feedback(jaxcomp.Residual)
 
-    @dataclasses.dataclass(frozen=True)
-    class Loud(WrappedReducer):
-        reducer: Reducer
-
-        def collect(self, plan, key, message, state, weight=None):
-            got = self.reducer.collect(plan, key, message, state, weight)
-            return got._replace(part=tuple(2 * p for p in got.part))
-
+    loud = overriding(two_shots, route=(dataclasses.replace(up, combine=Loud(Mean())), down))
     with pytest.raises(AssertionError, match=r"breaks the law pmean\(sent\) == part"):
-        testing.check_reducer(Loud(jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4))))
+        testing.check_reducer(loud)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loud(Combine):
+    """Twice the result of another combination."""
+
+    inner: Combine
+
+    def run(self, stage, key, heard, sent, state):
+        got = self.inner.run(stage, key, heard, sent, state)
+        return got._replace(value=tuple(2 * x for x in got.value))
+
+
+@dataclasses.dataclass(frozen=True)
+class Boasting(Move):
+    """An all-gather that declares a million bytes."""
+
+    def run(self, stage, key, sent, weight, state):
+        return AllGather().run(stage, key, sent, weight, state)
+
+    def link_bytes(self, stage):
+        return 10**6 * (stage.workers - 1)
+
+    def messages(self, stage):
+        return AllGather().messages(stage)
 
 
 def overriding(base, **members):
@@ -479,18 +495,12 @@ QSGD = jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4))
     ("reducer", "said"),
     [
         (
-            overriding(
-                QSGD,
-                costs=lambda self, plan: self.reducer.costs(plan)._replace(
-                    link_bytes=10**6 * (plan.workers - 1)
-                ),
-            ),
+            overriding(QSGD, route=(dataclasses.replace(QSGD.route[0], move=Boasting()),)),
             "says 3000000",
         ),
         (overriding(QSGD, **facts_of(QSGD, excludes=True)), "must have excludes=False"),
         (overriding(QSGD, **facts_of(QSGD, dtype="bfloat16")), "dense leaves are sent in"),
         (overriding(QSGD, **facts_of(QSGD, splits=True)), "with splits=True the part"),
-        (overriding(QSGD, **facts_of(QSGD, phases=((0, QSGD),))), "must have the field phase_step"),
     ],
 )
 def test_false_facts_of_a_reducer_are_found(reducer, said):

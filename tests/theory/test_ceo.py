@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from jaxcomp import planning
+from jaxcomp import theory
 
 UNEQUAL = [0.3, 0.1, 2.0, 0.7]
 
@@ -19,9 +19,9 @@ UNEQUAL = [0.3, 0.1, 2.0, 0.7]
 def test_golden_gain_of_correlation(ratio, bits, unbinned, saved):
     """32 workers at twice the least distortion."""
     noise = [ratio] * 32
-    wanted = 2 * planning.ceo_range(1.0, noise)[0]
-    rate = planning.ceo_rate(wanted, 1.0, noise)
-    apart = planning.ceo_unbinned_rate(wanted, 1.0, noise)
+    wanted = 2 * theory.ceo_range(1.0, noise)[0]
+    rate = theory.ceo_rate(wanted, 1.0, noise)
+    apart = theory.ceo_unbinned_rate(wanted, 1.0, noise)
     assert (rate, apart) == (pytest.approx(bits, abs=1e-3), pytest.approx(unbinned, abs=1e-3))
     assert 1 - rate / apart == pytest.approx(saved, abs=5e-3)
 
@@ -30,35 +30,35 @@ def test_golden_gain_of_correlation(ratio, bits, unbinned, saved):
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 10.0])
 def test_closed_form_is_water_filling(workers, ratio):
     noise = [3 * ratio] * workers
-    low, high = planning.ceo_range(3.0, noise)
+    low, high = theory.ceo_range(3.0, noise)
     tried = low + (high - low) * np.linspace(1e-3, 1, 50)
-    want = planning.ceo_symmetric_rate(tried, 3.0, 3 * ratio, workers)
-    np.testing.assert_allclose(planning.ceo_rate(tried, 3.0, noise), want, rtol=1e-9, atol=1e-12)
+    want = theory.ceo_symmetric_rate(tried, 3.0, 3 * ratio, workers)
+    np.testing.assert_allclose(theory.ceo_rate(tried, 3.0, noise), want, rtol=1e-9, atol=1e-12)
 
 
 def test_the_curve_falls_from_infinity_to_zero_and_is_convex():
-    low, high = planning.ceo_range(1.0, UNEQUAL)
+    low, high = theory.ceo_range(1.0, UNEQUAL)
     assert low == pytest.approx(1 / (1 + sum(1 / each for each in UNEQUAL)))
     tried = np.linspace(low, high, 400)[1:]
-    rates = planning.ceo_rate(tried, 1.0, UNEQUAL)
-    assert rates[-1] == 0 == planning.ceo_unbinned_rate(high, 1.0, UNEQUAL)
+    rates = theory.ceo_rate(tried, 1.0, UNEQUAL)
+    assert rates[-1] == 0 == theory.ceo_unbinned_rate(high, 1.0, UNEQUAL)
     assert (np.diff(rates) < 0).all()
     assert (np.diff(rates, 2) > 0).all()
-    near = [planning.ceo_rate(low * (1 + 10.0**-k), 1.0, UNEQUAL) for k in (3, 6, 9)]
+    near = [theory.ceo_rate(low * (1 + 10.0**-k), 1.0, UNEQUAL) for k in (3, 6, 9)]
     # Each of four workers gives half a bit for each halving of the distance.
     np.testing.assert_allclose(np.diff(near), 4 * 1.5 * math.log2(10), rtol=1e-2)
-    assert (planning.ceo_unbinned_rate(tried, 1.0, UNEQUAL) >= rates - 1e-9).all()
+    assert (theory.ceo_unbinned_rate(tried, 1.0, UNEQUAL) >= rates - 1e-9).all()
 
 
 def test_one_worker_without_noise_is_shannons_curve():
-    rate = planning.ceo_rate([0.25, 0.01], 1.0, [1e-12])
+    rate = theory.ceo_rate([0.25, 0.01], 1.0, [1e-12])
     np.testing.assert_allclose(rate, -0.5 * np.log2([0.25, 0.01]), rtol=1e-9)
 
 
 @pytest.mark.parametrize(("share", "speaking"), [(1.1, 4), (1.5, 2), (3.0, 1)])
 def test_no_allocation_has_a_smaller_sum(share, speaking):
-    wanted = share * planning.ceo_range(1.0, UNEQUAL)[0]
-    found = planning.ceo_allocation(wanted, 1.0, UNEQUAL)
+    wanted = share * theory.ceo_range(1.0, UNEQUAL)[0]
+    found = theory.ceo_allocation(wanted, 1.0, UNEQUAL)
     noise, need = np.array(UNEQUAL), 1 / wanted - 1
     brute = optimize.minimize(
         np.sum,
@@ -71,8 +71,8 @@ def test_no_allocation_has_a_smaller_sum(share, speaking):
     np.testing.assert_allclose(found.private, brute.x, atol=1e-4)
     assert sum(found.private) == pytest.approx(brute.fun, abs=1e-6)
     assert found.speaking == sum(noise < found.water) == speaking
-    assert sum(found.rates) == pytest.approx(planning.ceo_rate(wanted, 1.0, UNEQUAL))
-    assert sum(found.alone) == pytest.approx(planning.ceo_unbinned_rate(wanted, 1.0, UNEQUAL))
+    assert sum(found.rates) == pytest.approx(theory.ceo_rate(wanted, 1.0, UNEQUAL))
+    assert sum(found.alone) == pytest.approx(theory.ceo_unbinned_rate(wanted, 1.0, UNEQUAL))
 
 
 def by_force(rates, noise):
@@ -88,7 +88,7 @@ def by_force(rates, noise):
 @pytest.mark.parametrize("rates", [(2.0, 2.0, 2.0), (3.0, 0.5, 1.0), (0.0, 2.0, 1.0), (1, 0, 0)])
 def test_the_rate_region_is_that_of_all_sets(rates):
     noise = np.array([0.5, 0.2, 1.5])
-    found = planning.ceo_distortion(rates, 1.0, noise)
+    found = theory.ceo_distortion(rates, 1.0, noise)
     forced = by_force(np.array(rates), noise)
     assert found <= forced * (1 + 1e-9)  # The grid does not have the best point.
     assert found == pytest.approx(forced, rel=1e-2)
@@ -97,32 +97,32 @@ def test_the_rate_region_is_that_of_all_sets(rates):
 @pytest.mark.parametrize("workers", [2, 5, 8])
 def test_rates_of_the_allocation_are_on_the_edge(workers):
     noise = np.random.default_rng(workers).uniform(0.1, 3, workers).tolist()
-    wanted = 1.5 * planning.ceo_range(1.0, noise)[0]
-    rates = np.array(planning.ceo_allocation(wanted, 1.0, noise).rates)
-    assert planning.ceo_distortion(rates, 1.0, noise) == pytest.approx(wanted, rel=1e-6)
-    assert planning.ceo_achievable(rates, wanted, 1.0, noise)
-    assert not planning.ceo_achievable(0.999 * rates, wanted, 1.0, noise)
-    assert not planning.ceo_achievable(rates[::-1], wanted, 1.0, noise)
+    wanted = 1.5 * theory.ceo_range(1.0, noise)[0]
+    rates = np.array(theory.ceo_allocation(wanted, 1.0, noise).rates)
+    assert theory.ceo_distortion(rates, 1.0, noise) == pytest.approx(wanted, rel=1e-6)
+    assert theory.ceo_achievable(rates, wanted, 1.0, noise)
+    assert not theory.ceo_achievable(0.999 * rates, wanted, 1.0, noise)
+    assert not theory.ceo_achievable(rates[::-1], wanted, 1.0, noise)
 
 
 def test_equal_rates_of_equal_workers_reach_the_sum():
-    sum_rate = planning.ceo_symmetric_rate(0.05, 1.0, 0.2, 8)
-    assert planning.ceo_distortion([sum_rate / 8] * 8, 1.0, [0.2] * 8) == pytest.approx(0.05)
-    assert planning.ceo_distortion([0.0] * 8, 1.0, [0.2] * 8) == 1
+    sum_rate = theory.ceo_symmetric_rate(0.05, 1.0, 0.2, 8)
+    assert theory.ceo_distortion([sum_rate / 8] * 8, 1.0, [0.2] * 8) == pytest.approx(0.05)
+    assert theory.ceo_distortion([0.0] * 8, 1.0, [0.2] * 8) == 1
 
 
 def test_blocks_against_a_general_optimizer():
     signals, sizes = [1.0, 0.1, 0.4, 0.0], [1, 2, 3, 4]
     noises = [[0.1] * 4, [0.5, 0.1, 0.3, 0.2], UNEQUAL, [1.0] * 4]
-    found = planning.ceo_vector(0.06, signals, noises, sizes)
+    found = theory.ceo_vector(0.06, signals, noises, sizes)
     weights = np.array(sizes) / 10
     assert weights @ found.distortions == pytest.approx(0.06, rel=1e-6)
     assert found.distortions[-1] == found.rates[-1] == 0
-    low = [planning.ceo_range(s, n)[0] for s, n in zip(signals[:3], noises, strict=False)]
+    low = [theory.ceo_range(s, n)[0] for s, n in zip(signals[:3], noises, strict=False)]
 
     def bits(distortions):
         blocks = zip(distortions, signals, noises, weights, strict=False)
-        return sum(w * planning.ceo_rate(min(d, s), s, n) for d, s, n, w in blocks)
+        return sum(w * theory.ceo_rate(min(d, s), s, n) for d, s, n, w in blocks)
 
     brute = optimize.minimize(
         bits,
@@ -143,66 +143,66 @@ def test_blocks_against_a_general_optimizer():
 
 
 def test_a_block_that_is_not_worth_it_is_not_sent():
-    found = planning.ceo_vector(0.3, [1.0, 0.1], [[0.1] * 8] * 2)
+    found = theory.ceo_vector(0.3, [1.0, 0.1], [[0.1] * 8] * 2)
     assert found.distortions == (pytest.approx(0.5), 0.1)
-    assert found.rates == (pytest.approx(planning.ceo_rate(0.5, 1.0, [0.1] * 8)), 0)
-    nothing = planning.ceo_vector(0.55, [1.0, 0.1], [[0.1] * 8] * 2)
+    assert found.rates == (pytest.approx(theory.ceo_rate(0.5, 1.0, [0.1] * 8)), 0)
+    nothing = theory.ceo_vector(0.55, [1.0, 0.1], [[0.1] * 8] * 2)
     assert nothing.rate == pytest.approx(0, abs=1e-9)
 
 
 def test_one_block_is_the_scalar_bound():
-    found = planning.ceo_vector(0.07, [1.0], [UNEQUAL])
-    assert found.rate == pytest.approx(planning.ceo_rate(0.07, 1.0, UNEQUAL))
+    found = theory.ceo_vector(0.07, [1.0], [UNEQUAL])
+    assert found.rate == pytest.approx(theory.ceo_rate(0.07, 1.0, UNEQUAL))
 
 
 def test_a_higher_distortion_costs_fewer_bits_in_all():
     noise = [0.1] * 8
     settings = {"rounds": 100.0, "growth": 2000.0}
-    low, high = planning.ceo_range(1.0, noise)
-    best = planning.ceo_total_cost(1.0, noise, overhead=2.0, **settings)
+    low, high = theory.ceo_range(1.0, noise)
+    best = theory.ceo_total_cost(1.0, noise, overhead=2.0, **settings)
     tried = np.geomspace(1.0001 * low, high, 5000)
-    costs = (100 + 2000 * tried) * (planning.ceo_rate(tried, 1.0, noise) + 2.0)
+    costs = (100 + 2000 * tried) * (theory.ceo_rate(tried, 1.0, noise) + 2.0)
     assert best.bits <= costs.min()
     assert best.bits == pytest.approx(costs.min(), rel=1e-4)
-    fine = planning.ceo_total_cost(1.0, noise, overhead=2.0, distortion=1.05 * low, **settings)
+    fine = theory.ceo_total_cost(1.0, noise, overhead=2.0, distortion=1.05 * low, **settings)
     assert best.distortion > 3 * fine.distortion
     assert best.rounds > fine.rounds
     assert best.bits < 0.5 * fine.bits
     # The more a round costs beside its bits, the finer its gradients should be.
-    finer = planning.ceo_total_cost(1.0, noise, overhead=20.0, **settings)
+    finer = theory.ceo_total_cost(1.0, noise, overhead=20.0, **settings)
     assert low < finer.distortion < best.distortion
 
 
 def test_without_overhead_the_cheapest_training_sends_nothing():
     settings = {"rounds": 100.0, "growth": 2000.0}
     with pytest.raises(ValueError, match=r"`overhead` must be larger, 0.833 bits is enough"):
-        planning.ceo_total_cost(1.0, [0.1] * 8, overhead=0.01, **settings)
-    found = planning.ceo_total_cost(1.0, [0.1] * 8, overhead=0.84, **settings)
+        theory.ceo_total_cost(1.0, [0.1] * 8, overhead=0.01, **settings)
+    found = theory.ceo_total_cost(1.0, [0.1] * 8, overhead=0.84, **settings)
     assert found.distortion < 0.1
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: planning.ceo_range(0.0, [1.0]), "`signal` must be a positive number, got 0"),
-        (lambda: planning.ceo_range(1.0, []), "`noise` must have one variance for each worker"),
-        (lambda: planning.ceo_range(1.0, 0.1), "`noise` must have one variance for each worker"),
-        (lambda: planning.ceo_rate(0.5, 1.0, [-1.0]), r"`noise` must be a number in \(0, inf\)"),
+        (lambda: theory.ceo_range(0.0, [1.0]), "`signal` must be a positive number, got 0"),
+        (lambda: theory.ceo_range(1.0, []), "`noise` must have one variance for each worker"),
+        (lambda: theory.ceo_range(1.0, 0.1), "`noise` must have one variance for each worker"),
+        (lambda: theory.ceo_rate(0.5, 1.0, [-1.0]), r"`noise` must be a number in \(0, inf\)"),
         (
-            lambda: planning.ceo_rate(0.2, 1.0, [0.5, 0.5]),
+            lambda: theory.ceo_rate(0.2, 1.0, [0.5, 0.5]),
             r"`distortion` must be a number in \(0.2, 1.0\]",
         ),
-        (lambda: planning.ceo_rate([0.3, 1.1], 1.0, [0.5, 0.5]), r"in \(0.2, 1.0\]"),
-        (lambda: planning.ceo_symmetric_rate(0.5, 1.0, 0.1, 0), "`workers` must be at least 1"),
-        (lambda: planning.ceo_distortion([1.0], 1.0, [0.5, 0.5]), "each of the 2 workers"),
-        (lambda: planning.ceo_distortion([-1.0], 1.0, [0.5]), r"`rates` must be a number in \[0"),
-        (lambda: planning.ceo_achievable([1.0], 0, 1.0, [0.5]), "`distortion` must be a positive"),
-        (lambda: planning.ceo_vector(0.5, [0.0], [[1.0]]), "at least one of them positive"),
-        (lambda: planning.ceo_vector(0.5, [1.0], [1.0]), r"shape \(blocks, workers\) with 1"),
-        (lambda: planning.ceo_vector(0.5, [1.0], [[1.0]], [1, 2]), "`sizes` must have 1 numbers"),
-        (lambda: planning.ceo_vector(0.5, [1.0], [[1.0]]), "`distortion` must be above 0.5"),
+        (lambda: theory.ceo_rate([0.3, 1.1], 1.0, [0.5, 0.5]), r"in \(0.2, 1.0\]"),
+        (lambda: theory.ceo_symmetric_rate(0.5, 1.0, 0.1, 0), "`workers` must be at least 1"),
+        (lambda: theory.ceo_distortion([1.0], 1.0, [0.5, 0.5]), "each of the 2 workers"),
+        (lambda: theory.ceo_distortion([-1.0], 1.0, [0.5]), r"`rates` must be a number in \[0"),
+        (lambda: theory.ceo_achievable([1.0], 0, 1.0, [0.5]), "`distortion` must be a positive"),
+        (lambda: theory.ceo_vector(0.5, [0.0], [[1.0]]), "at least one of them positive"),
+        (lambda: theory.ceo_vector(0.5, [1.0], [1.0]), r"shape \(blocks, workers\) with 1"),
+        (lambda: theory.ceo_vector(0.5, [1.0], [[1.0]], [1, 2]), "`sizes` must have 1 numbers"),
+        (lambda: theory.ceo_vector(0.5, [1.0], [[1.0]]), "`distortion` must be above 0.5"),
         (
-            lambda: planning.ceo_total_cost(1.0, [0.1], rounds=1, growth=0, overhead=1),
+            lambda: theory.ceo_total_cost(1.0, [0.1], rounds=1, growth=0, overhead=1),
             "`growth` must be a positive number, got 0",
         ),
     ],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from jaxcomp.planning import ceo_vector, gradient_statistics, sign_entropy
+from jaxcomp.theory import ceo_vector, gradient_statistics, sign_entropy
 
 
 def drawn(signal, noise, elements=200_000):

@@ -63,7 +63,7 @@ def test_classes_take_different_numbers_of_steps_where_time_is_short():
 
 
 def _given(fast, slow, steps, batch, seconds):
-    return Problem(LOSS, (fast, slow), SERVER, 0.25, seconds).plan(steps, batch)
+    return Problem(LOSS, (fast, slow), SERVER, 0.25, seconds).choice(steps, batch)
 
 
 def test_with_time_enough_classes_agree():

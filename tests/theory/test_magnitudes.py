@@ -6,8 +6,8 @@ import pytest
 from scipy import stats
 
 import jaxcomp
-from jaxcomp.planning import fit_laws
 from jaxcomp.sparsify import fitted
+from jaxcomp.theory import fit_laws
 
 DRAW = np.random.default_rng(0)
 SIZE = 200_000
@@ -93,4 +93,4 @@ def test_zeros_constants_and_dtypes():
 )
 def test_wrong_use_of_fit_laws_says_what_would_do(x, shares, said):
     with pytest.raises(ValueError, match=said):
-        jaxcomp.planning.fit_laws(x, shares)
+        jaxcomp.theory.fit_laws(x, shares)

@@ -122,24 +122,6 @@ def test_a_method_takes_trees_of_frameworks_with_frozen_integers(name):
             assert described(before) == described(after), kind
 
 
-def test_the_former_order_of_arguments_warns():
-    with pytest.warns(DeprecationWarning, match=r"accumulate\(tx, axis_name, every=every\)"):
-        former = jaxcomp.accumulate(optax.sgd(1.0), 2, "w")
-
-    def own(_):
-        found = []
-        for tx in (former, jaxcomp.accumulate(optax.sgd(1.0), "w", every=2)):
-            state = tx.init(jnp.zeros(2))
-            for _ in range(2):
-                updates, state = tx.update(jnp.ones(2), state)
-            found.append(updates)
-        return found
-
-    one, other = jax.vmap(own, axis_name="w")(jnp.arange(1))
-    np.testing.assert_array_equal(one, other)
-    assert (other == -1).all()
-
-
 def test_accumulate_sums_in_float32():
     for dtype in (B, H):
         tx = jaxcomp.accumulate(optax.sgd(1.0), "w", every=512)

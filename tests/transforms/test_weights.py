@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import serialization
 from helpers.methods import AXIS, GOSSIP, IDENTITY, METHODS, SIZE, TOP, build, everywhere
 
 import jaxcomp
@@ -187,13 +186,3 @@ def test_a_weight_is_one_number_and_none_or_all_may_be_zero():
     assert run(np.ones_like(rows), np.zeros(2, np.float32)).tolist() == [[0.0], [0.0]]
     with pytest.raises(ValueError, match="`weight` must be one number, this worker's"):
         run(rows, np.ones((2, 3), np.float32))
-
-
-def test_sums_of_version_0_2_have_no_weights():
-    like = {"w": jnp.ones(4)}
-    target = jaxcomp.accumulate(optax.identity(), AXIS, every=2).init(like)
-    saved = serialization.msgpack_restore(serialization.to_bytes(target._replace(waited=1)))
-    del saved["excess"]
-    found = jaxcomp.restore_former(saved, target)
-    assert jax.tree.structure(found) == jax.tree.structure(target)
-    assert (int(found.waited), found.excess.own()) == (1, 0)

@@ -1,21 +1,29 @@
-"""`jaxcomp codecs` and `jaxcomp bench`, and how they print."""
+"""`jaxcomp codecs` and `jaxcomp bench`: the bits of codecs, and their times on this device."""
 
 import argparse
 import math
-import sys
-from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import jaxcomp
-from jaxcomp.cli import expressions
+from jaxcomp.cli import expressions, output
 from jaxcomp.feedback import default
 from jaxcomp.planning import timing
 from jaxcomp.recipes import catalogue
 from jaxcomp.reducers import choose
-from jaxcomp.theory import tables, units
+from jaxcomp.tables import Column
+from jaxcomp.theory import units
+
+_CODECS = (
+    Column("codec", itemgetter("codec")),
+    Column("bits/element", itemgetter("bits"), ".3f", right=True),
+    Column("kind", itemgetter("kind")),
+    Column("linear", lambda line: "yes" if line["linear"] else ""),
+    Column("feedback by default", itemgetter("feedback")),
+)
 
 
 def codecs(args: argparse.Namespace) -> None:
@@ -36,18 +44,20 @@ def codecs(args: argparse.Namespace) -> None:
                 "feedback": type(default(codec)).__name__,
             }
         )
-    heads = ("codec", "bits/element", "kind", "linear", "feedback by default")
-    rows = [
-        (
-            line["codec"],
-            f"{line['bits']:.3f}",
-            line["kind"],
-            "yes" if line["linear"] else "",
-            line["feedback"],
-        )
-        for line in found
-    ]
-    show(args, found, heads, rows, right=(False, True))
+    output.show(args, found, _CODECS, found)
+
+
+_BENCH = (
+    Column("codec", itemgetter("codec")),
+    Column("bits", itemgetter("bits"), ".2f", right=True),
+    Column("encode", itemgetter("encode"), units.duration, right=True),
+    Column("decode", itemgetter("decode"), units.duration, right=True),
+    Column("add one", itemgetter("add"), units.duration, right=True),
+    Column("spread", lambda line: f"{100 * line['spread']:.0f} %", right=True),
+    Column("copies", itemgetter("copies"), ".1f", right=True),
+    Column("error", itemgetter("error"), ".2g", right=True),
+    Column("pays below", itemgetter("even_with_bfloat16"), units.speed, right=True),
+)
 
 
 def bench(args: argparse.Namespace) -> None:
@@ -58,22 +68,7 @@ def bench(args: argparse.Namespace) -> None:
     found = []
     for text, way in ways.items():
         found.append(_timed(text, way, args, copy))
-        progress(text)
-    heads = ("codec", "bits", "encode", "decode", "add one")
-    heads += ("spread", "copies", "error", "pays below")
-    rows = [
-        (
-            line["codec"],
-            f"{line['bits']:.2f}",
-            units.duration(line["encode"]),
-            *("–" if line[n] is None else units.duration(line[n]) for n in ("decode", "add")),
-            f"{100 * line['spread']:.0f} %",
-            f"{line['copies']:.1f}",
-            f"{line['error']:.2g}",
-            units.speed(line["even_with_bfloat16"]),
-        )
-        for line in found
-    ]
+        output.progress(text)
     device = jax.devices()[0].device_kind
     about = (
         f"{args.elements:,} float32 on {device}, with feedback; a copy takes "
@@ -82,7 +77,7 @@ def bench(args: argparse.Namespace) -> None:
     )
     if any(line["decode"] is None for line in found):
         about += " A reducer is timed whole, over one worker, without sending."
-    show(args, found, heads, rows, right=[False] + [True] * 8, about=about)
+    output.show(args, found, _BENCH, found, about)
 
 
 def _way(text: str, given: Any) -> Any:
@@ -123,29 +118,3 @@ def _like(elements: int) -> jax.ShapeDtypeStruct:
     """A square matrix of so many elements, or nearly one."""
     side = max(1, round(elements**0.5))
     return jax.ShapeDtypeStruct((side, -(-elements // side)), jnp.float32)
-
-
-def progress(said: str) -> None:
-    """Prints progress if the output is a terminal."""
-    if sys.stderr.isatty():
-        print(f"\r\033[Kmeasured {said}", end="", file=sys.stderr, flush=True)
-
-
-def show(
-    args: argparse.Namespace,
-    found: Any,
-    heads: Sequence[str],
-    rows: list[tuple[str, ...]],
-    *,
-    right: Sequence[bool],
-    about: str = "",
-) -> None:
-    """Prints what was found as JSON, or as a table."""
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
-    if args.json:
-        print(tables.to_json(found))
-        return
-    if about:
-        print(about, end="\n\n")
-    print("\n".join(tables.text([tuple(heads), *rows], right=right)))

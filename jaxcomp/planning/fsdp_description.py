@@ -2,16 +2,17 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxcomp import tables
 from jaxcomp.collectives.costs import LinkBytes
+from jaxcomp.collectives.crossings import Links, of_weights
 from jaxcomp.collectives.fully_sharded import FullySharded
-from jaxcomp.collectives.shard import Links, of_weights
 from jaxcomp.layout.policy import NOTHING
-from jaxcomp.theory import tables
+from jaxcomp.planning.columns import PATH, SHAPE, short
+from jaxcomp.tables import Column
 from jaxcomp.types import PyTree
 
 
@@ -24,6 +25,15 @@ class ShardedLine:
     split: tuple[tuple[str, ...], ...]
     weights: tuple[str, ...]
     gradients: tuple[str, ...]
+
+
+_COLUMNS = (
+    PATH,
+    SHAPE,
+    Column("split over", lambda line: ", ".join("+".join(names) or "-" for names in line.split)),
+    Column("weights", lambda line: " | ".join(dict.fromkeys(line.weights))),
+    Column("gradients", lambda line: " | ".join(dict.fromkeys(line.gradients))),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +53,6 @@ class ShardedDescription:
     dense: Mapping[str, LinkBytes]
 
     def __str__(self) -> str:
-        rows = [("leaf", "shape", "split over", "weights", "gradients")]
-        for line in self.lines:
-            split = ", ".join("+".join(names) or "-" for names in line.split)
-            shape = "x".join(map(str, line.shape)) or "scalar"
-            weights = " | ".join(dict.fromkeys(line.weights))
-            gradients = " | ".join(dict.fromkeys(line.gradients))
-            rows.append((line.path or "(the array)", shape, split, weights, gradients))
         said = []
         for axis in self.axes:
             now, before = self.sent[axis], self.dense[axis]
@@ -58,16 +61,15 @@ class ShardedDescription:
                 f"(dense {before.forward:,}), gradients {now.backward:,} (dense "
                 f"{before.backward:,})"
             )
-        return "\n".join([*tables.text(rows), "", *said])
+        return "\n".join([tables.text(_COLUMNS, self.lines), "", *said])
 
 
-def of(sharded: FullySharded, params: PyTree, short: Any) -> ShardedDescription:
+def of(sharded: FullySharded, params: PyTree) -> ShardedDescription:
     """The description of a fully sharded model.
 
     Args:
         sharded: what `jaxcomp.fully_sharded` returned.
         params: the parameters, or their shapes and dtypes.
-        short: the short name of a codec.
     """
     links = sharded.links
     nothing = tuple((axis, NOTHING) for axis in links.axes)
@@ -78,11 +80,8 @@ def of(sharded: FullySharded, params: PyTree, short: Any) -> ShardedDescription:
         judged = whole[1:] if sharded.parts.in_layers(home.path) else whole
         own = [(of_weights(p, {home.path: home}, {home.path: judged})) for _, p in links.weights]
         weights, gradients = (
-            tuple("dense" if codec is None else short(codec) for codec in chosen)
-            for chosen in (
-                [policy.choose(home.path, judged)[0] for policy in way]
-                for way in (own, [policy for _, policy in links.gradients])
-            )
+            tuple(short(policy.choose(home.path, judged)[0]) for policy in way)
+            for way in (own, [policy for _, policy in links.gradients])
         )
         gradients = ("frozen",) if home.frozen else gradients
         lines.append(ShardedLine(home.path, whole, home.spec, weights, gradients))
