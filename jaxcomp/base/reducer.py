@@ -42,7 +42,7 @@ class ReducerFacts:
         collectives: the maximum number of collectives that the payload is split into each way; None
             for a number that depends on the size.
         dtype: the dtype in which dense leaves are sent; None for their own.
-        levels: a dense reducer over the last axis and a reducer over the other axes, of which this
+        tiers: a dense reducer over the last axis and a reducer over the other axes, of which this
             one consists; None for a reducer of one level.
         phases: pairs of a first step and the reducer from that step on, if it changes with time.
         for_small_leaves: advice on compressing small leaves too, for messages.
@@ -55,7 +55,7 @@ class ReducerFacts:
     composes: bool = True
     collectives: int | None = 1
     dtype: str | None = None
-    levels: "tuple[Any, Any] | None" = None
+    tiers: "tuple[Any, Any] | None" = None
     phases: "tuple[tuple[int, Any], ...]" = ()
     for_small_leaves: str = "jaxcomp.Policy(codec, min_size=0, min_ndim=0) compresses everything"
 
@@ -117,8 +117,7 @@ class Reducer(Interface, abstract=True):
     def costs(self, plan: Any) -> Costs:
         """The bytes and efforts of the compressed leaves, without a route.
 
-        `plan.encoded_bytes` and `plan.agreed_bytes` are known here; what follows from the costs, as
-        `plan.batch_bytes` and `plan.link_bytes` do, is not.
+        What follows from them, as `plan.batch_bytes` and `plan.link_bytes` do, is not known here.
         """
         raise NotImplementedError(f"{type(self).__name__} must have a `route`, or define `costs`")
 

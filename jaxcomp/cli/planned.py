@@ -130,7 +130,7 @@ def _like(args: argparse.Namespace) -> Any:
     return files.arrays(args.gradients[0])
 
 
-def _spent(args: argparse.Namespace, first: Any, codecs: Any) -> tuple[Spending, dict[str, Any]]:
+def _spent(args: argparse.Namespace, gradient: Any, codecs: Any) -> tuple[Spending, dict[str, Any]]:
     """A budget spent on the gradients; and its policy and one codec for all leaves, to compare."""
     if args.gradients is None:
         raise ValueError("--budget needs --gradients, whose errors it measures for each codec")
@@ -138,7 +138,7 @@ def _spent(args: argparse.Namespace, first: Any, codecs: Any) -> tuple[Spending,
         raise ValueError("--budget needs one number of --workers, since it is one link's bytes")
     more = [files.arrays(path) for path in args.gradients[1:]]
     ladder = budget.widths() if codecs is None else codecs
-    spent = budget.spend(args.budget, first, *more, workers=args.workers[0], codecs=ladder)
+    spent = budget.spend(args.budget, gradient, *more, workers=args.workers[0], codecs=ladder)
     found: dict[str, Any] = {f"budget of {args.budget:,} bytes": spent.policy}
     if spent.uniform is not None:
         found[spent.uniform.name] = ladder[spent.uniform.name]

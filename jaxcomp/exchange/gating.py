@@ -32,7 +32,7 @@ class Participation(NamedTuple):
 def check(gate: Gate, reducer: Reducer, *, whole: bool = True) -> None:
     """Raises a `ValueError` if a reducer, or a sharded model, cannot be used with a gate."""
     feedback = feedback_of(reducer)
-    if gate.measures and (reducer.facts.levels is not None or not whole):
+    if gate.measures and (reducer.facts.tiers is not None or not whole):
         raise ValueError(
             f"`gate={gate!r}` needs whole messages, but with jaxcomp.Hierarchical or `param_specs` "
             "a device has only slices of them; use it with jaxcomp.Gather or jaxcomp.TwoShot, "

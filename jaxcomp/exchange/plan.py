@@ -79,12 +79,12 @@ class Plan:
     @functools.cached_property
     def reducer(self) -> Reducer:
         """The reducer of the links: the given one, or its slow level."""
-        return self.given if self.facts.levels is None else self.facts.levels[1]
+        return self.given if self.facts.tiers is None else self.facts.tiers[1]
 
     @functools.cached_property
     def fast(self) -> Any:
         """The dense reducer over the last axis, before and after that of the links; or None."""
-        return None if self.facts.levels is None else self.facts.levels[0]
+        return None if self.facts.tiers is None else self.facts.tiers[0]
 
     @property
     def fast_axis(self) -> AxisName:
@@ -264,16 +264,6 @@ class Plan:
         return tuple(float(buffer.fused_bytes(part)) for part in whole)
 
     @property
-    def encoded_bytes(self) -> int:
-        """The bytes of one worker's payload of the compressed leaves, as its codecs encode them."""
-        return buffer.fused_bytes(wire_cost.payload_like(self.batches))
-
-    @property
-    def agreed_bytes(self) -> Fraction | int:
-        """The bytes that one device sends for what the workers agree on before they encode."""
-        return wire_cost.agreed_bytes(self.batches, self.workers)
-
-    @property
     def payload_bytes(self) -> int:
         """The bytes that one worker puts into the collectives."""
         return round(sum(self.batch_bytes)) + trees.dense_bytes(self.layout, self.dense_dtype)
@@ -368,6 +358,6 @@ def dense_feedback_of(reducer: Reducer) -> Feedback:
 
 def _slices(reducer: Reducer, sizes: tuple[int, ...]) -> int:
     """The number of buckets into which to cut a leaf whose codec has no bucket size."""
-    if reducer.facts.levels is not None:
-        return sizes[-1] * _slices(reducer.facts.levels[1], sizes[:-1])
+    if reducer.facts.tiers is not None:
+        return sizes[-1] * _slices(reducer.facts.tiers[1], sizes[:-1])
     return math.prod(sizes) if reducer.facts.splits else 1

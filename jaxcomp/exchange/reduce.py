@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxcomp.backend import conditional
 from jaxcomp.base import Feedback, Gate, Opened
-from jaxcomp.exchange import gating, guarding, legs, levels, state as state_
+from jaxcomp.exchange import fast_axis, gating, guarding, legs, state as state_
 from jaxcomp.exchange.gating import Participation
 from jaxcomp.exchange.plan import Plan, dense_feedback_of
 from jaxcomp.exchange.state import ReductionState
@@ -109,9 +109,11 @@ def reduce(
     """
     before = per_worker.unwrap(state)
     state_.check(plan, state, gated=gated is not None)
-    step = _Step.of(plan, gated, stepping, guard=guard, everywhere=everywhere)
+    gate = None if gated is None else gated.gate
+    stepper, params, stepped, extra = (None, (), (), {}) if stepping is None else stepping
+    step = _Step(plan, gate, stepper, extra, guard, everywhere)
     stacks, dense = trees.stacks(plan.layout, grads)
-    given = stacks if plan.fast is None else levels.scattered(plan, stacks)
+    given = stacks if plan.fast is None else fast_axis.scatter(plan, stacks)
     message, feedback = plan.feedback.compensate(given, before.feedback)
     dense, of_dense = step.of_dense.compensate(tuple(dense), before.dense)
     opened = Opened(jnp.ones((), bool), weight, ())
@@ -120,9 +122,8 @@ def reduce(
         opened = gated.gate.open(gated.key, given_away, gated.state, plan.axis, gated.params)
     go = conditional.uniform(opened.go, plan.axis_name) if step.closes else jnp.ones((), bool)
     held = ReductionState(feedback, state_.of_reducer(plan, state.reducer), of_dense)
-    params, stepped = ((), ()) if stepping is None else (stepping.params, stepping.state)
     if plan.fast is not None:
-        key = levels.key_of(plan, key)
+        key = fast_axis.fold_key(plan, key)
     brought = key, message, dense, held, stepped, opened.weight, params
     if step.closes:
         found = conditional.either(go, step.exchange, step.stay, *brought)
@@ -130,9 +131,9 @@ def reduce(
         found = step.exchange(*brought)
     mean, dense_mean, held, settled, sent, senders = found
     if plan.fast is not None:
-        mean = levels.gathered(plan, mean)
-    if stepping is not None:
-        settled = stepping.stepper.settle(plan, mean, dense_mean, params, settled)
+        mean = fast_axis.gather(plan, mean)
+    if stepper is not None:
+        settled = stepper.settle(plan, mean, dense_mean, params, settled)
     participation = None
     if gated is not None:
         taken = go if opened.weight is None else go & (opened.weight != 0)
@@ -141,7 +142,7 @@ def reduce(
         held = _own_kept(plan, (message, dense, sent), held, before, participation)
     new = state_.hold(plan, held, gated=gated is not None)
     # A closed round, or gradients of another dtype than the parameters, change no dtype of a state.
-    old = state, () if gated is None else gated.state, () if stepping is None else stepping.state
+    old = state, () if gated is None else gated.state, stepped
     after = guarding.retyped((new, opened.state, settled), old)
     # Skipped if the workers' means differ: they would disagree on the rollback.
     if guard and plan.facts.same_on_all and jax.tree.leaves(after):
@@ -158,49 +159,39 @@ def reduce(
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """What decides about a round: the plan, the gate's factor, the optimizer between the ways.
+    """What decides about a round.
 
     Attributes:
         plan: the plan.
-        of_dense: the feedback of the dense leaves: under a gate they have memory too, since closed
-            rounds would lose their gradients.
-        factor: the gate's factor on the messages.
-        closes: whether closed rounds skip all communication.
-        counts: whether senders are counted.
-        stepper: the optimizer, or None.
+        gate: the gate, or None.
+        stepper: the optimizer between the two ways, or None.
         extra: the further arguments of its update.
         guard: whether memory that is not finite makes the mean NaN.
         everywhere: the axes over which the mean is split.
     """
 
     plan: Plan
-    of_dense: Feedback
-    factor: float
-    closes: bool
-    counts: bool
+    gate: Gate | None
     stepper: Stepper | None
     extra: dict[str, Any]
     guard: bool
     everywhere: tuple[str, ...]
 
-    @classmethod
-    def of(
-        cls,
-        plan: Plan,
-        gated: Gated | None,
-        stepping: Stepping | None,
-        *,
-        guard: bool,
-        everywhere: tuple[str, ...],
-    ) -> "_Step":
-        of_dense, factor, closes = NoFeedback(), 1.0, False
-        if gated is not None:
-            of_dense = dense_feedback_of(plan.given)
-            factor = gating.factor(gated.gate, plan.reducer, plan.workers)
-            closes = gating.closes(gated.gate, plan.reducer)
-        stepper, extra = (None, {}) if stepping is None else (stepping.stepper, stepping.extra)
-        counts = gated is not None
-        return cls(plan, of_dense, factor, closes, counts, stepper, extra, guard, everywhere)
+    @property
+    def of_dense(self) -> Feedback:
+        """The feedback of dense leaves, of which closed rounds would lose the gradients."""
+        return NoFeedback() if self.gate is None else dense_feedback_of(self.plan.given)
+
+    @property
+    def factor(self) -> float:
+        """The gate's factor on the messages."""
+        plan, gate = self.plan, self.gate
+        return 1.0 if gate is None else gating.factor(gate, plan.reducer, plan.workers)
+
+    @property
+    def closes(self) -> bool:
+        """Whether closed rounds skip all communication."""
+        return self.gate is not None and gating.closes(self.gate, self.plan.reducer)
 
     def exchange(
         self,
@@ -244,7 +235,11 @@ class _Step:
         if flag is not None:
             whole, mean = guarding.spoilt((whole, mean), flag)
         # Counted only in open rounds, since it needs a collective.
-        senders = gating.senders(weight, plan.axis) if self.counts else jnp.zeros((), jnp.uint32)
+        senders = (
+            gating.senders(weight, plan.axis)
+            if self.gate is not None
+            else jnp.zeros((), jnp.uint32)
+        )
         after = ReductionState(own, reducer, of_dense)
         return tuple(whole), tuple(mean), after, stepped, tuple(got.sent), senders
 

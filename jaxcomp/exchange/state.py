@@ -17,7 +17,7 @@ _LINK = "link"
 """The kind of a link's memory, of which new workers get the mean of the old ones."""
 
 
-class LevelsState(NamedTuple):
+class TiersState(NamedTuple):
     """The state of the slow level's reducer; devices on the fast axis hold different rows."""
 
     outer: PyTree
@@ -39,8 +39,8 @@ class ReductionState(NamedTuple):
 
     def check_resizable(self, workers: int) -> None:
         """Raises a `ValueError` if the rows of a device depend on the sizes of several axes."""
-        levels = isinstance(self.reducer, LevelsState)
-        if levels and jax.tree.leaves((self.feedback, self.reducer)):
+        tiers = isinstance(self.reducer, TiersState)
+        if tiers and jax.tree.leaves((self.feedback, self.reducer)):
             raise ValueError(
                 f"`state` must not be that of jaxcomp.Hierarchical to be moved to {workers} "
                 "workers, because the rows that a device stores depend on the sizes of all axes. "
@@ -98,7 +98,7 @@ def hold(plan: Plan, own: ReductionState, *, gated: bool = False) -> ReductionSt
             alike=facts.same_on_all,
             order=order_of(plan),
         ),
-        reducer if plan.fast is None else LevelsState(reducer),
+        reducer if plan.fast is None else TiersState(reducer),
         per_worker.wrap(own.dense, _LINK, axis_name) if gated else (),
     )
 

@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxcomp.backend import axes
 from jaxcomp.exchange.plan import Plan
-from jaxcomp.exchange.state import LevelsState, ReductionState
+from jaxcomp.exchange.state import ReductionState, TiersState
 from jaxcomp.layout import batches, trees
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.mesh.per_worker import PerWorker
@@ -61,7 +61,7 @@ class SteppedMemory(NamedTuple):
 
     def check_resizable(self, workers: int) -> None:
         """Raises a `ValueError` if the rows of a device depend on the sizes of several axes."""
-        if isinstance(self.reduction.reducer, LevelsState):
+        if isinstance(self.reduction.reducer, TiersState):
             raise ValueError(
                 f"`state` must not be that of a fast level to be moved to {workers} workers, "
                 "because the rows that a device stores depend on the sizes of all axes. Make a new "

@@ -15,7 +15,8 @@ from jaxcomp.federated import faults, server, streaming, turns, uplink as uplink
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.server import Total
 from jaxcomp.federated.uplink import Memory, Message
-from jaxcomp.layout.trees import TreePayload
+from jaxcomp.layout import trees
+from jaxcomp.layout.trees import Layout, TreePayload
 from jaxcomp.types import Array, AxisName, PyTree
 
 
@@ -126,7 +127,7 @@ def run(
     size = jax.tree.leaves(clients)[0].shape[0]
     assert size % chunk == 0, (size, chunk)
     centre = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), known.centres)
-    like = turns.part(method, centre, turn)
+    plan = method.uplink.plan(turns.part(method, centre, turn))
 
     def cut(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: x.reshape(-1, chunk, *x.shape[1:]), tree)
@@ -148,9 +149,9 @@ def run(
             client, payload, side = one
             guesses = method.uplink.side.at_server(known.shared, side, like_of(client.ages))
             total, accepted, read = server.add(
-                method, known.key, total, client.numbers, client.weights, payload, like, guesses
+                method, plan, known.key, total, client.numbers, client.weights, payload, guesses
             )
-            return total, (accepted, heard(method, like, side, read, accepted))
+            return total, (accepted, heard(method, plan, side, read, accepted))
 
         def like_of(age: Array) -> PyTree:
             return jax.tree.map(lambda c: c[age], known.centres)
@@ -208,8 +209,9 @@ def client(
     rounds = jax.tree.leaves(known.centres)[0].shape[0]
     times = jnp.asarray(faults.stale(np.arange(rounds), method.staleness), jnp.float32)[who.ages]
     memory, part = turns.one(method, own.memory, turn), turns.part(method, start, turn)
+    up, plan = method.uplink, method.uplink.plan(part)
     message = uplink_.message(
-        method.uplink, known.key, who.numbers, times, update, memory, known.shared, part
+        up, plan, known.key, who.numbers, times, update, memory, known.shared, part
     )
     accepted, refused = (
         turns.put(method, own.memory, turn, after) for after in (message.accepted, message.refused)
@@ -228,11 +230,11 @@ def _chosen(accepted: Array, message: Message) -> Memory:
     return jax.tree.map(pick, message.accepted, message.refused)
 
 
-def heard(method: Method, like: PyTree, row: PyTree, read: Any, accepted: Array) -> PyTree:
+def heard(method: Method, plan: Layout, row: PyTree, read: Any, accepted: Array) -> PyTree:
     """What the server knows of a client after its message."""
     if not jax.tree.leaves(row):
         return row
-    after = method.uplink.side.heard(row, uplink_.assembled(method.uplink, like, read))
+    after = method.uplink.side.heard(row, trees.assemble(plan, *read))
     return jax.tree.map(lambda new, old: jnp.where(accepted, new, old), after, row)
 
 

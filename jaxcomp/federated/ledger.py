@@ -42,6 +42,11 @@ class Ledger:
         self._whole = self._params + _bytes(shared)
         self._parts = turns.likes(method, params)
         self._uploads = [choose.wire_bytes(method.uplink.policy, part) for part in self._parts]
+        down = method.downlink
+        self._downloads = [
+            _bytes(part) if down is None else choose.wire_bytes(down.policy, part)
+            for part in self._parts
+        ]
         # The round whose parameters a client has; -1 for a client that has none.
         self._has = np.full(clients, -1)
         self._sizes: list[int] = []
@@ -73,19 +78,13 @@ class Ledger:
 
     def announced(self, payload: TreePayload | None, moved: bool, turn: int = 0) -> None:
         """Notes the server's message of a round; it is empty if no message had moved the server."""
-        part = self._parts[turn]
-        always = self._whole == self._params and self.method.fragments == 1
-        if always and self.method.downlink is None:
-            self._sizes.append(self._whole)
-        elif not moved:
-            self._sizes.append(0)
-        elif payload is None or self.method.downlink is None:
-            self._sizes.append(_bytes(part))  # From which clients compute what they share.
-        elif self.messages:
-            policy = self.method.downlink.policy
-            self._sizes.append(len(to_bytes(policy, payload, part)))
-        else:
-            self._sizes.append(choose.wire_bytes(self.method.downlink.policy, part))
+        link, part, size = self.method.downlink, self._parts[turn], self._downloads[turn]
+        whole = self._whole == self._params and self.method.fragments == 1
+        if not (moved or (link is None and whole)):
+            size = 0
+        elif link is not None and payload is not None and self.messages:
+            size = len(to_bytes(link.policy, payload, part))
+        self._sizes.append(size)
         del self._sizes[:-KEPT]
 
     def kept(self) -> tuple[np.ndarray, ...]:

@@ -11,12 +11,12 @@ import optax
 from jaxcomp import aggregates
 from jaxcomp.backend import xla
 from jaxcomp.base import Feedback
-from jaxcomp.exchange import gating, send
+from jaxcomp.exchange import gating, guarding, send
 from jaxcomp.federated import uplink as uplink_
 from jaxcomp.federated.method import Method
 from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
-from jaxcomp.layout.trees import TreePayload
+from jaxcomp.layout.trees import Layout, TreePayload
 from jaxcomp.numerics import exact, noise, summing
 from jaxcomp.types import Array, PyTree, Stacks
 
@@ -69,7 +69,7 @@ class Total(NamedTuple):
 def init(method: Method, params: PyTree, clients: int) -> ServerState:
     """The server before the first round of so many clients."""
     params = jax.tree.map(jnp.array, params)  # Its own copy: a round may donate it.
-    plan = trees.layout(method.uplink.policy, params)
+    plan = method.uplink.plan(params)
     likes = tuple(summing.accumulator(batch.like) for batch in plan.batches)
     dense = tuple(plan.likes[number] for number in plan.dense)
     wide = tuple(summing.accumulator(like) for like in dense)
@@ -111,7 +111,7 @@ def round_key(key: Array, number: Array | int) -> Array:
 
 def nothing(method: Method, like: PyTree) -> Total:
     """The total before the first message."""
-    plan = trees.layout(method.uplink.policy, like)
+    plan = method.uplink.plan(like)
     stacks = tuple(jnp.zeros(b.like.shape, summing.wide(b.dtype)) for b in plan.batches)
     dense = (plan.likes[number] for number in plan.dense)
     zero = jnp.zeros((), jnp.float32)
@@ -126,12 +126,12 @@ def nothing(method: Method, like: PyTree) -> Total:
 
 def add(
     method: Method,
+    plan: Layout,
     key: Array,
     total: Total,
     number: Array | int,
     weight: Array,
     payload: TreePayload,
-    like: PyTree,
     guesses: PyTree | None = None,
 ) -> tuple[Total, Array, PyTree]:
     """Adds one client's message, unless it decodes to something that is not finite.
@@ -140,21 +140,19 @@ def add(
 
     Args:
         method: the method.
+        plan: that of the messages.
         key: the round's key.
         total: the sum so far.
         number: the client's number.
         weight: its weight; zero for a message that did not arrive.
         payload: its message.
-        like: the parameters, or their shapes and dtypes.
         guesses: the server's side information.
 
     Returns:
         The new sum, whether the message was accepted, and the decoded message.
     """
-    stacks, dense = uplink_.read(method.uplink, key, number, payload, like, guesses)
-    read = (tuple(stacks), tuple(dense))
-    sound = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(read)]))
-    weight = jnp.where(sound, jnp.asarray(weight, jnp.float32), 0)
+    read = uplink_.read(plan, key, number, payload, guesses)
+    weight = jnp.where(guarding.all_finite(read), jnp.asarray(weight, jnp.float32), 0)
     given = method.aggregate.prepare(read)
 
     def plus(total: Array, x: Array) -> Array:
@@ -237,20 +235,16 @@ def combined(
         The server with the aggregate's new state, and a total for `step`. It counts no message if
         the aggregate has no sound result.
     """
-
-    def read(one: tuple[Array, TreePayload]) -> tuple[Stacks, Stacks]:
-        return uplink_.read(method.uplink, key, one[0], one[1], state.params)
-
+    plan = method.uplink.plan(state.params)
     numbers, weights, payloads = given
-    messages = jax.lax.map(read, (numbers, payloads))
+    messages = jax.lax.map(lambda one: uplink_.read(plan, key, *one), (numbers, payloads))
     rows = jax.tree.map(lambda x: x.at[numbers].get(mode="clip"), state.aggregate)
     found = aggregates.combine(method.aggregate, messages, weights, rows)
     after = jax.tree.map(
         lambda x, new: x.at[numbers].set(new, mode="drop"), state.aggregate, found.state
     )
-    sound = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(found.value)]))
     stacks, dense = jax.tree.map(summing.widened, found.value)
-    count = jnp.where(sound, jnp.sum(weights > 0, dtype=jnp.int32), 0)
+    count = jnp.where(guarding.all_finite(found.value), jnp.sum(weights > 0, dtype=jnp.int32), 0)
     return state._replace(aggregate=after), Total(stacks, dense, jnp.float32(1), count)
 
 
@@ -276,7 +270,6 @@ def step(
         The server after the round, and its message to the clients: None if it sends the parameters
         as they are.
     """
-    plan = trees.layout(method.uplink.policy, state.params)
     uplink, (main, of_dense) = method.uplink, state.mirror
     if method.mean == "senders":
         stacks = tuple(map(_over_senders, total.stacks, total.senders))
@@ -284,7 +277,7 @@ def step(
         stacks, main = _estimate(method, uplink.feedback, total, total.stacks, weights, main)
     given = total, total.dense, weights, of_dense
     dense, of_dense = _estimate(method, uplink.dense_feedback, *given)
-    mean = trees.assemble(plan, stacks, dense)
+    mean = trees.assemble(uplink.plan(state.params), stacks, dense)
     mean = jax.tree.map(lambda x, p: x.astype(p.dtype), mean, state.params)
     # Separately, so that it rounds as the outer optimizer of `local_updates` does.
     move = xla.compile_separately(lambda *given: method.server.update(*given))
@@ -348,7 +341,7 @@ def follow(method: Method, key: Array, params: PyTree, payload: TreePayload) -> 
     """The parameters after the server's message of a round, for the server as for every client."""
     link = method.downlink
     assert link is not None
-    plan = trees.layout(link.policy, params)
+    plan = uplink_.plan(link, params)
     nothing = (None,) * len(plan.batches)
     sent = send.decode(_down_key(key), plan.batches, payload.batches, nothing, jnp.uint32(0))
     return optax.apply_updates(params, trees.assemble(plan, sent, payload.dense))
@@ -361,7 +354,7 @@ def _down_key(key: Array) -> Array:
 
 def _down_init(link: Link, params: PyTree) -> send.Memory:
     """The memory of the way down."""
-    plan = trees.layout(link.policy, params)
+    plan = uplink_.plan(link, params)
     likes = tuple(batch.like for batch in plan.batches)
     return send.Memory(link.feedback.init(likes, ()), send.init(plan.batches))
 
@@ -370,7 +363,7 @@ def _down(
     link: Link, key: Array, updates: PyTree, memory: send.Memory
 ) -> tuple[TreePayload, send.Memory]:
     """The server's message, and its memory."""
-    plan, feedback = trees.layout(link.policy, updates), link.feedback
+    plan, feedback = uplink_.plan(link, updates), link.feedback
     stacks, dense = trees.stacks(plan, updates)
     key, server = _down_key(key), jnp.uint32(0)
     own = send.send(key, plan.batches, stacks, memory, server, feedback=feedback)

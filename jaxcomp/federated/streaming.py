@@ -1,5 +1,6 @@
 """A client's work where fragments take turns: it goes on from its own parameters."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -7,9 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomp.backend import xla
-from jaxcomp.federated import work as work_
 from jaxcomp.federated.method import Method
-from jaxcomp.transforms import fragments as fragments_
+from jaxcomp.transforms import fragments as fragments_, worker_round
 from jaxcomp.types import Array, PyTree
 
 
@@ -40,7 +40,7 @@ def init(method: Method, params: PyTree) -> PyTree:
         return inner
     none = jnp.full((), -1, jnp.int32)
     before = jax.tree.map(jnp.asarray, params) if keeps_centre(method) else ()
-    return Streamed(inner, work_.offsets(params), none, none, before)
+    return Streamed(inner, worker_round.start(params), none, none, before)
 
 
 def keeps_centre(method: Method) -> bool:
@@ -70,15 +70,13 @@ def update(
         )
     own = _returned(method, centre, kept)
     main = jax.tree.map(lambda x: x[: count - method.delay], batches)
-    offset, inner, losses = method.work.taken(
+    offset, inner, losses = method.work.train(
         centre, own, kept.inner, main, jnp.maximum(steps - method.delay, 0), guard=True
     )
-    moved = fragments_.split(method.fragments, centre, offset)[turn]
-    sent = jax.tree.map(
-        lambda by, p: (jnp.zeros_like(by) - by).astype(p.dtype),
-        moved,
-        fragments_.split(method.fragments, centre, centre)[turn],
+    moved, part = (
+        fragments_.split(method.fragments, centre, tree)[turn] for tree in (offset, centre)
     )
+    sent = worker_round.delta(moved, part)
     before = centre if keeps_centre(method) else ()
     none = jnp.full((), -1, jnp.int32)
     return sent, Streamed(inner, offset, jnp.full((), turn, jnp.int32), none, before), losses
@@ -94,7 +92,7 @@ def rest(method: Method, kept: Streamed, batches: Any, steps: Array | int) -> St
         steps: how many of the batches of the round are used.
     """
     count = jnp.minimum(steps, method.delay)
-    offset, inner, _ = method.work.taken(
+    offset, inner, _ = method.work.train(
         kept.before, kept.offset, kept.inner, batches, count, guard=True
     )
     return kept._replace(inner=inner, offset=offset, due=jnp.full((), -1, jnp.int32))
@@ -114,31 +112,25 @@ def _returned(method: Method, centre: PyTree, kept: Streamed) -> PyTree:
 
     `θ ← α θ + (1 − α) φ` for the leaves of that fragment; all others move with the centre.
     """
-    parts = fragments_.split(method.fragments, centre, kept.offset)
-    if not method.mix:
-        went = [jax.tree.map(jnp.zeros_like, part) for part in parts]
-    else:
-        pairs = fragments_.split(method.fragments, centre, centre)
-        olds = fragments_.split(method.fragments, centre, kept.before)
-        went = [_mixed(method.mix, *given) for given in zip(parts, pairs, olds, strict=True)]
-    return fragments_.merged(
-        tuple(
-            jax.tree.map(lambda a, b, i=i: jnp.where(kept.waits == i, a, b), new, old)
-            for i, (new, old) in enumerate(zip(went, parts, strict=True))
+    met = jax.tree.map(jnp.zeros_like, kept.offset)
+    if method.mix:
+        met = xla.compile_separately(functools.partial(_met, method.mix))(
+            kept.offset, centre, kept.before
         )
+    return jax.tree.map(
+        lambda number, new, old: jnp.where(kept.waits == number, new, old),
+        fragments_.numbers(method.fragments, centre),
+        met,
+        kept.offset,
     )
 
 
-def _mixed(mix: float, offset: PyTree, centre: PyTree, before: PyTree) -> PyTree:
+def _met(mix: float, offset: PyTree, centre: PyTree, before: PyTree) -> PyTree:
     """`α (θ − φ)`, where θ is an offset from the centre before."""
-
-    def mixed(by: Array, now: Array, was: Array) -> Array:
-        moved = now.astype(by.dtype) - was.astype(by.dtype)
-        return jnp.asarray(mix, by.dtype) * (by - moved)
-
-    return xla.compile_separately(lambda *given: jax.tree.map(mixed, *given))(
-        offset, centre, before
+    moved = jax.tree.map(
+        lambda by, now, was: now.astype(by.dtype) - was.astype(by.dtype), offset, centre, before
     )
+    return worker_round.resume(mix, offset, moved)
 
 
 def _length(batches: Any) -> int:

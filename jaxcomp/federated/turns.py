@@ -8,7 +8,6 @@ from jaxcomp.codecs import Identity
 from jaxcomp.federated import server
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.server import ServerState
-from jaxcomp.layout import trees
 from jaxcomp.numerics import noise
 from jaxcomp.transforms import fragments as fragments_, leaves
 from jaxcomp.types import Array, PyTree
@@ -52,9 +51,8 @@ def put(method: Method, held: Any, turn: int, new: Any) -> Any:
 
 def init(method: Method, params: PyTree, clients: int) -> ServerState:
     """The server before the first round of so many clients; warns if no leaf is compressed."""
-    policy = method.uplink.policy
-    if any(codec != Identity() for codec in policy.codecs):
-        leaves.warn_of(trees.layout(policy, params), "the federated method")
+    if any(codec != Identity() for codec in method.uplink.policy.codecs):
+        leaves.warn_of(method.uplink.plan(params), "the federated method")
     if method.fragments == 1:
         return server.init(method, params, clients)
     parts = fragments_.split(method.fragments, params, params)

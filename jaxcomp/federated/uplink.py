@@ -1,14 +1,15 @@
 """The way up: a client's update → the message it sends, and the message as the server reads it."""
 
 import dataclasses
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomp import checks
 from jaxcomp.base import Codec, Feedback
-from jaxcomp.exchange import send
+from jaxcomp.exchange import guarding, send
 from jaxcomp.federated.side import NoSide, Side
 from jaxcomp.feedback import Link, NoFeedback, Residual, default
 from jaxcomp.layout import trees
@@ -77,6 +78,10 @@ class Uplink:
         """The codec of each leaf."""
         return self.link.policy  # pyright: ignore[reportAttributeAccessIssue]
 
+    def plan(self, like: PyTree) -> Layout:
+        """The plan of messages of trees like this."""
+        return plan(self.link, like)  # pyright: ignore[reportArgumentType]
+
     @property
     def guessed(self) -> bool:
         """Whether the server decodes with side information."""
@@ -139,9 +144,22 @@ class Message(NamedTuple):
     sound: Array
 
 
+def plan(link: Link, like: PyTree) -> Layout:
+    """The plan of messages over a link, made once for all trees of these shapes and dtypes."""
+    leaves, treedef = jax.tree.flatten(like)
+    shapes = tuple(jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves)
+    return _made(link, treedef, shapes, jax.config.read("jax_enable_x64"))
+
+
+@functools.lru_cache(maxsize=512)
+def _made(link: Link, treedef: Any, shapes: tuple, wide: bool) -> Layout:
+    del wide  # The dtypes of a layout depend on it.
+    return trees.layout(link.policy, jax.tree.unflatten(treedef, shapes))
+
+
 def init(uplink: Uplink, params: PyTree) -> Memory:
     """A client's memory before its first message."""
-    plan = trees.layout(uplink.policy, params)
+    plan = uplink.plan(params)
     likes = tuple(batch.like for batch in plan.batches)
     dense = tuple(plan.likes[number] for number in plan.dense)
     codecs = tuple(batch.codec.init(batch.like) for batch in plan.batches)
@@ -155,6 +173,7 @@ def init(uplink: Uplink, params: PyTree) -> Memory:
 
 def message(
     uplink: Uplink,
+    plan: Layout,
     key: Array,
     number: Array | int,
     weight: Array | float,
@@ -167,6 +186,7 @@ def message(
 
     Args:
         uplink: codec, feedback and side information.
+        plan: that of the update.
         key: the round's key, `uint32[2]`.
         number: the client's number, with which its private noise is drawn.
         weight: the part of its step that a `Shift` moves, in [0, 1]: 1 unless the server counts the
@@ -176,7 +196,6 @@ def message(
         shared: what server and clients know alike, of `side`.
         params: the parameters that all know, for `side`.
     """
-    plan = trees.layout(uplink.policy, update)
     stacks, dense = trees.stacks(plan, update)
     whole, dense_memory = uplink.dense_feedback.compensate(dense, memory.dense)
     guesses = uplink.side.at_client(shared, memory.side, params)
@@ -197,7 +216,7 @@ def message(
     if guesses is not None:
         side = uplink.side.sent(side, trees.assemble(plan, own.sent, whole))
     codecs = memory.codecs if uplink.guessed else own.memory.codecs
-    sound = _finite((stacks, dense))
+    sound = guarding.all_finite((stacks, dense))
 
     def unless_broken(new: Memory) -> Memory:
         return jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, memory)
@@ -211,30 +230,19 @@ def message(
 
 
 def read(
-    uplink: Uplink,
+    plan: Layout,
     key: Array,
     number: Array | int,
     payload: TreePayload,
-    like: PyTree,
     guesses: PyTree | None = None,
 ) -> tuple[Stacks, Stacks]:
     """A payload as the server reads it: an array for each batch, and the dense leaves."""
-    plan = trees.layout(uplink.policy, like)
     sides = (None,) * len(plan.batches) if guesses is None else guessed(plan, guesses)
     # Decoded to memory: no compiler can fuse the last product of a decoder with the sum after it.
     stacks = send.decode(key, plan.batches, payload.batches, sides, jnp.asarray(number))
     return stacks, payload.dense
 
 
-def assembled(uplink: Uplink, like: PyTree, decoded: tuple[Stacks, Stacks]) -> PyTree:
-    """The tree that `read` has decoded."""
-    return trees.assemble(trees.layout(uplink.policy, like), *decoded)
-
-
 def guessed(plan: Layout, guesses: PyTree) -> tuple[Array, ...]:
     """Guesses with a leading axis as `[alternatives, buckets, size]` for each batch."""
     return jax.vmap(lambda tree: trees.stacks(plan, tree)[0])(guesses)
-
-
-def _finite(tree: PyTree) -> Array:
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))

@@ -9,9 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxcomp.backend import xla
-from jaxcomp.exchange import guarding
-from jaxcomp.numerics import summing
+from jaxcomp.transforms import worker_round
 from jaxcomp.types import Array, PyTree
 
 Loss = Callable[[PyTree, Any], Array]
@@ -78,9 +76,9 @@ class LocalSteps:
             batches: arrays with a leading axis of steps.
             steps: how many of the batches are used; the loss of the others is NaN.
         """
-        own = offsets(params) if self.offsets else params
-        own, inner, losses = self.taken(params, own, kept, batches, steps)
-        return _at(params, own) if self.offsets else own, inner, losses
+        own = worker_round.start(params) if self.offsets else params
+        own, inner, losses = self.train(params, own, kept, batches, steps)
+        return worker_round.here(params, own) if self.offsets else own, inner, losses
 
     def update(
         self, signal: Signal, params: PyTree, kept: PyTree, batches: Any, steps: Array | int
@@ -94,14 +92,12 @@ class LocalSteps:
             batches: arrays with a leading axis of steps.
             steps: how many of the batches are used.
         """
-        if not self.offsets:
-            end, inner, losses = self.run(params, kept, batches, steps)
-            return signal(params, end), inner, losses
-        by, inner, losses = self.taken(params, offsets(params), kept, batches, steps)
-        sent = jax.tree.map(lambda x, p: (jnp.zeros_like(x) - x).astype(p.dtype), by, params)
+        own = worker_round.start(params) if self.offsets else params
+        own, inner, losses = self.train(params, own, kept, batches, steps)
+        sent = worker_round.delta(own, params) if self.offsets else signal(params, own)
         return sent, inner, losses
 
-    def taken(
+    def train(
         self,
         start: PyTree,
         own: PyTree,
@@ -122,25 +118,21 @@ class LocalSteps:
             guard: whether a step is left out that is not finite, as in `local_updates`.
         """
 
-        def move(grads: PyTree, inner: PyTree, theta: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
-            updates, after = self.optimizer.update(grads, inner, theta)
-            if self.offsets:
-                return jax.tree.map(lambda by, u: by + u.astype(by.dtype), own, updates), after
-            return optax.apply_updates(own, updates), after
-
-        # Separately, so that it rounds as the steps of `local_updates` do.
-        move = xla.compile_separately(move) if self.offsets else move
-
         def step(carry: tuple[PyTree, PyTree], given: Any) -> tuple[Any, Array]:
-            number, batch = given
-            theta = _at(start, carry[0]) if self.offsets else carry[0]
+            (own, inner), (number, batch) = carry, given
+            theta = worker_round.here(start, own) if self.offsets else own
             value, grads = jax.value_and_grad(self.loss)(theta, batch)
-            active = number < steps
-            taken = move(grads, carry[1], theta, carry[0])
-            if guard:
-                active &= guarding.all_finite(taken[0]) & guarding.none_lost(taken[1], carry[1])
-            carry = jax.tree.map(lambda new, old: jnp.where(active, new, old), taken, carry)
-            return carry, jnp.where(active, value, jnp.nan)
+            own, inner, taken = worker_round.step(
+                self.optimizer,
+                grads,
+                inner,
+                theta,
+                own,
+                takes=number < steps,
+                guard=guard,
+                whole=not self.offsets,
+            )
+            return (own, inner), jnp.where(taken, value, jnp.nan)
 
         inner = kept if self.keep else self.optimizer.init(start)
         count = jax.tree.leaves(batches)[0].shape[0]
@@ -152,13 +144,3 @@ class LocalSteps:
 def difference(start: PyTree, end: PyTree) -> PyTree:
     """What a client sends by default: `φ − θ`, in the sign of a gradient."""
     return jax.tree.map(jnp.subtract, start, end)
-
-
-def offsets(params: PyTree) -> PyTree:
-    """The differences of a client that is where the server is."""
-    return jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), summing.wide(p.dtype)), params)
-
-
-def _at(start: PyTree, offsets: PyTree) -> PyTree:
-    """The parameters with these differences."""
-    return jax.tree.map(lambda p, by: (p.astype(by.dtype) + by).astype(p.dtype), start, offsets)

@@ -101,14 +101,14 @@ def measure(
     checks.integer("repeats", repeats, 1)
     x = _normal(elements, dtype)
     clock = functools.partial(times, repeats=repeats, meet=meet)
-    again, first = _whole(way, x)
+    again, mean = _whole(way, x)
     whole = clock(again)
     decode = add = 0.0
     if isinstance(way, Link):
         one, more = (choose(_sum(way, x, count, clock)) for count in (1, 1 + _MORE))
         decode, add = one, max(0.0, (more - one) / _MORE)
     spread = statistics.median(whole) / min(whole) - 1
-    return Measured(x.size, choose(whole), decode, add, _error(first, x), spread)
+    return Measured(x.size, choose(whole), decode, add, _error(mean, x), spread)
 
 
 @functools.lru_cache(maxsize=256)
@@ -122,8 +122,8 @@ def untimed(way: Any, elements: int = 2**18, *, dtype: str = "float32") -> Measu
     """
     checks.integer("elements", elements, 1)
     x = _normal(elements, dtype)
-    _, first = _whole(way, x)
-    return Measured(x.size, 0.0, 0.0, 0.0, _error(first, x))
+    _, mean = _whole(way, x)
+    return Measured(x.size, 0.0, 0.0, 0.0, _error(mean, x))
 
 
 def _normal(elements: int, dtype: str) -> Array:
@@ -133,9 +133,9 @@ def _normal(elements: int, dtype: str) -> Array:
     return jnp.asarray(np.random.default_rng(0).standard_normal(shape, np.float32), dtype)
 
 
-def _error(first: np.ndarray, x: Array) -> float:
+def _error(mean: np.ndarray, x: Array) -> float:
     wide = np.asarray(x, np.float64)
-    return float(np.mean((first - wide) ** 2) / np.mean(wide**2))
+    return float(np.mean((mean - wide) ** 2) / np.mean(wide**2))
 
 
 def _whole(way: Any, x: Array) -> tuple[Callable[[], None], np.ndarray]:
@@ -152,12 +152,12 @@ def _whole(way: Any, x: Array) -> tuple[Callable[[], None], np.ndarray]:
     run = jax.jit(mapped, donate_argnums=(0, 1), keep_unused=True)
     state = data_parallel.init_state(tx, x, mesh, _AXIS)
     held = list(run(jnp.zeros_like(x), state, x))
-    first = np.asarray(held[0], np.float64)
+    mean = np.asarray(held[0], np.float64)
 
     def again() -> None:
         held[:] = jax.block_until_ready(run(*held, x))
 
-    return again, first
+    return again, mean
 
 
 def _sum(link: Link, x: Array, count: int, clock: Callable[..., list[float]]) -> list[float]:

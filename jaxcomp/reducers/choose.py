@@ -263,10 +263,10 @@ def sizes_of(source: "Link | Reducer", workers: Any) -> tuple[int, ...]:
                 "`workers` must be a positive integer, or a tuple of one for each axis, got "
                 f"{workers!r}"
             )
-    levels = isinstance(source, Reducer) and source.facts.levels is not None
-    if levels and len(sizes) < 2:
+    tiers = isinstance(source, Reducer) and source.facts.tiers is not None
+    if tiers and len(sizes) < 2:
         raise ValueError(
             "`workers` must be a tuple that ends with the number of devices on the fast axis, as "
             f"in (2, 4), got {workers!r}"
         )
-    return sizes if levels else (math.prod(sizes),)
+    return sizes if tiers else (math.prod(sizes),)

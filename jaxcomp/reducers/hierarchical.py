@@ -1,4 +1,4 @@
-"""Two levels of links: a dense mean over fast links, a compressed mean over slow ones."""
+"""Two tiers of links: a dense mean over fast links, a compressed mean over slow ones."""
 
 import dataclasses
 from typing import Any, cast
@@ -60,7 +60,7 @@ class Hierarchical(WrappedReducer):
                 f"codec, got {outer!r}"
             )
         facts = outer.facts
-        if facts.phases or facts.levels is not None or not facts.composes:
+        if facts.phases or facts.tiers is not None or not facts.composes:
             raise ValueError(
                 "`outer` must be a reducer of payloads, such as jaxcomp.Gather, jaxcomp.TwoShot or "
                 f"jaxcomp.Psum, got {outer!r}"
@@ -80,7 +80,7 @@ class Hierarchical(WrappedReducer):
         outer: Any = self.outer
         advice = outer.facts.for_small_leaves
         return ReducerFacts(
-            splits=True, composes=False, levels=(self.inner, outer), for_small_leaves=advice
+            splits=True, composes=False, tiers=(self.inner, outer), for_small_leaves=advice
         )
 
     @property

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp.base import Mirrored, Reducer
-from jaxcomp.exchange import legs, levels, state as state_
+from jaxcomp.exchange import fast_axis, legs, state as state_
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import trees
 from jaxcomp.mesh import per_worker
@@ -150,8 +150,8 @@ def _collected(
     """One worker's reduction: part, `pmean(sent)`, the mean with its expected value, and share."""
     plan = Plan.of(reducer, like, axis_name, sizes)
     message, dense = trees.stacks(plan.layout, tree)
-    state, key = legs.init(plan), levels.key_of(plan, noise.raw(SEED))
-    got = legs.collect(plan, key, levels.scattered(plan, message), state, weight)
+    state, key = legs.init(plan), fast_axis.fold_key(plan, noise.raw(SEED))
+    got = legs.collect(plan, key, fast_axis.scatter(plan, message), state, weight)
     shapes, wanted = ([x.shape for x in stacks] for stacks in (got.value, plan.part_like))
     if shapes != wanted:
         raise AssertionError(
@@ -166,7 +166,7 @@ def _collected(
             jax.lax.all_gather(x, plan.axis, tiled=True)[: len(y)]
             for x, y in zip(part, expected, strict=True)
         )
-    mean, all_of_it = levels.gathered(plan, mean), levels.gathered(plan, expected)
+    mean, all_of_it = fast_axis.gather(plan, mean), fast_axis.gather(plan, expected)
     exact = jax.lax.pmean(_scaled(dense, weight), axis_name)
     sent = (part, plan.dense_mean(dense, weight))
     return sent, (expected, exact), (mean, all_of_it), got.share

@@ -142,10 +142,10 @@ class Comparison:
     def best(self) -> Forecast:
         bold = self.conditions.bold
         means = [found for found in self.forecasts if not found.way.local]
-        first = next(found for found in means if bold or not found.way.risky)
+        taken = next(found for found in means if bold or not found.way.risky)
         dense = min((f for f in self.forecasts if f.way.dense), key=lambda f: f.step)
-        hardly = dense.step <= (1 + self.conditions.margin) * first.step
-        return dense if hardly or first.mean > (1 - self.conditions.doubt) * dense.mean else first
+        hardly = dense.step <= (1 + self.conditions.margin) * taken.step
+        return dense if hardly or taken.mean > (1 - self.conditions.doubt) * dense.mean else taken
 
     @property
     def compress(self) -> bool:
@@ -214,15 +214,15 @@ class Comparison:
     @property
     def caution(self) -> str:
         """Advice on a risky way that is the fastest; empty if there is none."""
-        first, best = self.forecasts[0], self.best
+        fastest, best = self.forecasts[0], self.best
         doubts = "training may need many more steps, or fail"
         if best.way.risky:
             return f"But its error is {best.way.error:.2g}: {doubts}."
-        if not first.way.risky:
+        if not fastest.way.risky:
             return ""
         return (
-            f"{first.way.name} would take {duration(first.step)}, but its error is "
-            f"{first.way.error:.2g}: {doubts}. `max_error` (--max-error) allows it."
+            f"{fastest.way.name} would take {duration(fastest.step)}, but its error is "
+            f"{fastest.way.error:.2g}: {doubts}. `max_error` (--max-error) allows it."
         )
 
     @property

@@ -88,7 +88,7 @@ def strided(number: int) -> Callable[[PyTree], PyTree]:
 
 def count(fragments: Fragments, params: PyTree) -> int:
     """The number of fragments of these parameters."""
-    return 1 if fragments == 1 else 1 + max(jax.tree.leaves(_numbers(fragments, params)), default=0)
+    return 1 if fragments == 1 else 1 + max(jax.tree.leaves(numbers(fragments, params)), default=0)
 
 
 def split(fragments: Fragments, params: PyTree, tree: PyTree) -> tuple[PyTree, ...]:
@@ -99,13 +99,13 @@ def split(fragments: Fragments, params: PyTree, tree: PyTree) -> tuple[PyTree, .
     """
     if fragments == 1:
         return (tree,)
-    numbers = jax.tree.leaves(_numbers(fragments, params))
+    found = jax.tree.leaves(numbers(fragments, params))
     leaves, treedef = jax.tree.flatten(tree)
     return tuple(
         jax.tree.unflatten(
-            treedef, [x if at == fragment else None for x, at in zip(leaves, numbers, strict=True)]
+            treedef, [x if at == fragment else None for x, at in zip(leaves, found, strict=True)]
         )
-        for fragment in range(max(numbers, default=0) + 1)
+        for fragment in range(max(found, default=0) + 1)
     )
 
 
@@ -120,7 +120,12 @@ def merged(parts: tuple[PyTree, ...]) -> PyTree:
     return jax.tree.map(own, *parts, is_leaf=lambda x: x is None)
 
 
-def _numbers(fragments: Fragments, params: PyTree) -> PyTree:
+def numbers(fragments: Fragments, params: PyTree) -> PyTree:
+    """The number of the fragment of each leaf.
+
+    Raises:
+        ValueError: if the fragments are not numbered from 0 without gaps, a number for each leaf.
+    """
     number = balanced(fragments) if isinstance(fragments, int) else fragments
     found = number(params)
     used = set(jax.tree.leaves(found))

@@ -21,13 +21,13 @@ from jaxcomp.numerics import counting, noise
 from jaxcomp.reducers.gossip import Gossip
 from jaxcomp.transforms import (
     gossip_rounds as rounds_,
-    local_steps as steps_,
     sharded,
     view as view_,
     weights,
+    worker_round,
 )
 from jaxcomp.transforms.gossip_rounds import Models, Setup
-from jaxcomp.transforms.local_updates import nothing, transformation
+from jaxcomp.transforms.local_updates import transformation
 from jaxcomp.transforms.wrappers import widened
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -69,7 +69,7 @@ class GossipState(NamedTuple):
 
     def here(self, params: PyTree) -> PyTree:
         """This worker's parameters, for the centre `params`."""
-        return rounds_.displaced(params, self.offset.own())
+        return worker_round.here(params, self.offset.own())
 
 
 def gossip(
@@ -153,7 +153,6 @@ def gossip(
         `params`, as they do under `jaxcomp.init_state`. A step that is not finite stays on its
         worker, which goes on mixing; there is no value that all workers could decide by.
     """
-    _refuse(gate)
     setup = _checked(
         Setup(
             inner=widened(transformation("inner", inner)),
@@ -168,7 +167,8 @@ def gossip(
             stay=stay,
             guard=guard,
             param_specs=param_specs,
-        )
+        ),
+        gate,
     )
     seed = noise.words(key)
 
@@ -250,21 +250,18 @@ def _consensus(params: PyTree, state: PyTree) -> PyTree:
                 "worker's; inside of it, jaxcomp.view(params, state) is this worker's model"
             )
         means = jax.tree.map(lambda by: jnp.mean(by, axis=0), node.offset.tree)
-        own = rounds_.displaced(masked.seen(params, means), means)
+        own = worker_round.here(masked.seen(params, means), means)
         params = view_.completed(own, params)
     return params
 
 
-def _refuse(gate: object) -> None:
+def _checked(setup: Setup, gate: object) -> Setup:
     if gate is not None:
         raise ValueError(
             "`gate` must be None, since no worker of a graph hears all others, got "
             f"{gate!r}; use every=2 for exchanges in every second step, or "
             "jaxcomp.graphs.Without(graph, silent=(3,)) for workers that stay silent"
         )
-
-
-def _checked(setup: Setup) -> Setup:
     checks.part("reducer", setup.reducer, Reducer)
     reducer: Any = setup.reducer
     if not isinstance(reducer, Gossip):
@@ -304,10 +301,10 @@ def _checked(setup: Setup) -> Setup:
 
 def _init(setup: Setup, seed: Any, params: PyTree) -> GossipState:
     axis_name, zero = setup.axis_name, jnp.zeros((), jnp.int32)
-    offset = jax.tree.map(nothing, params)
+    offset = worker_round.start(params)
     slow: Any = ()
     if setup.outer is not None:
-        started = rounds_.Slow(offset, setup.outer.init(rounds_.exact(params, offset)))
+        started = rounds_.Slow(offset, setup.outer.init(worker_round.exact(params, offset)))
         slow = rounds_.Slow(
             PerWorker.wrap(started.offset, "offset", axis_name),
             PerWorker.wrap(started.outer, "local", axis_name),
@@ -333,13 +330,13 @@ def _step(
 ) -> GossipState:
     """A worker's own step, and the exchange after it."""
     axis_name, own = setup.axis_name, per_worker.unwrap(state)
-    here = rounds_.displaced(params, own.offset)
+    here = worker_round.here(params, own.offset)
     estimate, tracked, spoilt = grads, own.tracked, jnp.zeros((), jnp.int32)
     if setup.tracking:
         tracked, spoilt = _tracked(setup, own.tracked, grads)
         estimate = jax.tree.map(lambda y, g: y.astype(g.dtype), tracked.estimate, grads)
-    moved, inner, lost = steps_.stepped(
-        setup.inner, estimate, own.inner, here, own.offset, extra, guard=setup.guard
+    moved, inner, taken = worker_round.step(
+        setup.inner, estimate, own.inner, here, own.offset, guard=setup.guard, extra=extra
     )
     models = Models(moved, rounds_.memory_of(setup, state.memory), own.slow, tracked)
     models, mixed = _exchange(setup, models, state, params)
@@ -355,7 +352,7 @@ def _step(
         taken=counting.after(state.taken, setup.every),
         mixed=mixed,
         inner=wrap(inner, "local"),
-        skipped=wrap(own.skipped + jnp.maximum(lost, spoilt), "local"),
+        skipped=wrap(own.skipped + jnp.where(taken, spoilt, 1), "local"),
         offset=wrap(models.offset, "offset"),
         memory=rounds_.kept(setup, models.memory),
         slow=slow,
@@ -385,11 +382,9 @@ def _exchange(
     def talk(models: Models, mixed: Array, params: PyTree) -> tuple[Models, Array]:
         return rounds_.exchanged(setup, models, params, state.gossip_key, state.taken, mixed)
 
-    def rest(models: Models, mixed: Array, params: PyTree) -> tuple[Models, Array]:
-        del params
-        return models, mixed
-
     if setup.every == 1:
         return talk(models, state.mixed, params)
     due = conditional.uniform(state.taken % setup.every == setup.every - 1, setup.axis_name)
-    return conditional.either(due, talk, rest, models, state.mixed, params)
+    return conditional.either(
+        due, talk, lambda models, mixed, _: (models, mixed), models, state.mixed, params
+    )

@@ -17,8 +17,7 @@ from jaxcomp.mesh import on_graph, per_worker
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import choose
 from jaxcomp.reducers.gossip import Gossip
-from jaxcomp.transforms import sharded
-from jaxcomp.transforms.local_updates import nothing
+from jaxcomp.transforms import sharded, worker_round
 from jaxcomp.types import Array, AxisName, PyTree, Stacks
 
 
@@ -90,21 +89,11 @@ class Models(NamedTuple):
     tracked: Any
 
 
-def displaced(params: PyTree, offset: PyTree) -> PyTree:
-    """`params + offset`, added in the offset's dtype."""
-    return jax.tree.map(lambda p, x: x.astype(p.dtype), params, exact(params, offset))
-
-
-def exact(params: PyTree, offset: PyTree) -> PyTree:
-    """The same in the offset's dtype: narrow parameters would lose small steps."""
-    return jax.tree.map(lambda p, by: jnp.asarray(p, by.dtype) + by, params, offset)
-
-
 def begun(setup: Setup, params: PyTree) -> Any:
     """The memory before the first round."""
 
     def fresh(params: PyTree) -> Round:
-        offset = jax.tree.map(nothing, params)
+        offset = worker_round.start(params)
         like = setup.messages(offset, offset)
         return Round((), choose.memory(setup.reducer, like, setup.axis_name))
 
@@ -131,20 +120,6 @@ def memory_of(setup: Setup, memory: Any) -> Any:
     return on_graph.own(memory, setup.reducer.graph)
 
 
-def _on_shards(
-    setup: Setup, step: Callable[..., tuple[PyTree, Round]], tree: PyTree, state: Round
-) -> tuple[PyTree, Round]:
-    """`step(tree, state)`, of a sharded model on each device's own shard."""
-    if setup.param_specs is None:
-        return step(tree, state)
-
-    def of_shard(tree: PyTree, state: Round, params: PyTree, shards: Any) -> tuple[PyTree, Round]:
-        del params
-        return step(tree, state, shards)
-
-    return sharded.update(of_shard, tree, state, (), setup.specs, setup.axis_name)
-
-
 def exchanged(
     setup: Setup, models: Models, params: PyTree, key: Array, taken: Array, mixed: Array
 ) -> tuple[Models, Array]:
@@ -157,7 +132,10 @@ def exchanged(
     def once(carry: tuple[PyTree, Any, Array]) -> tuple[PyTree, Any, Array]:
         tree, memory, mixed = carry
         state = Round(noise.fold(key, mixed), memory)
-        tree, state = _on_shards(setup, mix, tree, state)
+        if setup.param_specs is None:
+            tree, state = mix(tree, state)
+        else:  # On each device's own shard.
+            tree, state = sharded.update(mix, tree, state, (), setup.specs, setup.axis_name)
         return tree, state.memory, mixed + 1
 
     carry = (tree, models.memory, mixed)
@@ -181,16 +159,17 @@ def exchanged(
 
 
 def _mixed(
-    setup: Setup, tree: PyTree, state: Round, shards: tuple[str, ...] = ()
+    setup: Setup, tree: PyTree, state: Round, params: Any = (), shards: tuple[str, ...] = ()
 ) -> tuple[PyTree, Round]:
     """`x + γ (Σⱼ wᵢⱼ x̂ⱼ − x̂ᵢ)` after one round, and the memory after it."""
-    del shards  # Each shard decides for itself which messages to leave out.
+    del params, shards  # Each shard decides for itself which messages to leave out.
     (key, memory), reducer, axis_name = state, setup.reducer, setup.axis_name
     before: Any = per_worker.unwrap(memory.feedback)
     plan = Plan.of(reducer, tree, axis_name)
     if setup.stay:
-        apart = _assembled(plan.layout, _apart(before.mirror, before.own))
-        tree = jax.tree.map(lambda x, by: x + _times(setup.mixing, by), tree, apart)
+        apart = jax.tree.map(jnp.subtract, before.mirror, before.own)
+        by = _assembled(plan.layout, apart)
+        tree = jax.tree.map(lambda x, by: x + _times(setup.mixing, by), tree, by)
     result = reduce_.reduce(plan, key, tree, memory, guard=setup.guard)
     known = reducer.uplink.feedback.known(result.sent, before)
     theirs = _assembled(plan.layout, known)
@@ -211,10 +190,6 @@ def _assembled(layout: trees.Layout, stacks: Stacks) -> PyTree:
     return trees.assemble(layout, stacks, empty)
 
 
-def _apart(those: Stacks, own: Stacks) -> Stacks:
-    return tuple(a - b for a, b in zip(those, own, strict=True))
-
-
 def _times(factor: float, x: Array) -> Array:
     """A product that is not fused with a sum, which would round differently elsewhere."""
     return x if factor == 1 else xla.block_fma(x * jnp.asarray(factor, x.dtype))
@@ -223,7 +198,7 @@ def _times(factor: float, x: Array) -> Array:
 def _near(setup: Setup, offset: PyTree, params: PyTree, taken: Array) -> PyTree:
     """The offset of the proximal point."""
     assert setup.prox is not None
-    found = setup.prox(exact(params, offset), taken)
+    found = setup.prox(worker_round.exact(params, offset), taken)
     return jax.tree.map(
         lambda x, p, by: x.astype(by.dtype) - p.astype(by.dtype), found, params, offset
     )
@@ -233,7 +208,7 @@ def _outer(setup: Setup, slow: Slow, mixed: PyTree, params: PyTree) -> Slow:
     """The slow parameters after a step by the pseudo-gradient."""
     assert setup.outer is not None
     delta = jax.tree.map(jnp.subtract, slow.offset, mixed)
-    here = exact(params, slow.offset)
+    here = worker_round.exact(params, slow.offset)
     update, outer = setup.outer.update(delta, slow.outer, here)
     moved = jax.tree.map(lambda a, u: a + u.astype(a.dtype), slow.offset, update)
     return Slow(moved, outer)

@@ -44,8 +44,8 @@ def check(stats: Any, source: Link | Reducer) -> None:
             "function from the path of a leaf to the name of its group, such as "
             f"lambda path: path.split('/')[0], got {stats!r}"
         )
-    levels = isinstance(source, Reducer) and source.facts.levels is not None
-    if not isinstance(stats, bool) and levels:
+    tiers = isinstance(source, Reducer) and source.facts.tiers is not None
+    if not isinstance(stats, bool) and tiers:
         raise ValueError(
             "`stats` must be True or False for a reducer over several axes, whose links see slices "
             f"of many leaves, got {stats!r}; give each group a mean by optax.partition instead"

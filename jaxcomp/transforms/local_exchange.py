@@ -9,20 +9,21 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomp.backend import conditional, xla
-from jaxcomp.base import Reducer
 from jaxcomp.exchange import guarding
 from jaxcomp.exchange.state import ReductionState
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import noise
+from jaxcomp.reducers import choose
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms import (
     fragments as fragments_,
     local_steps as steps_,
+    mean as mean_,
     remainder,
     variance as variance_,
+    worker_round,
 )
 from jaxcomp.transforms.local_steps import FragmentState, LocalUpdatesState, Setup
-from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import Array, PyTree
 
 _SKETCH = 0x736B6574
@@ -52,8 +53,7 @@ def exchanged(
             taken, moves = (
                 conditional.uniform(state.waited == step, axis_name) for step in times[number]
             )
-        key = noise.fold(jnp.asarray(setup.seed), state.taken, _SKETCH)
-        talk = functools.partial(_talk, setup, averages[number], weight, key)
+        talk = functools.partial(_talk, setup, averages[number], weight, state.taken)
         update, after, variance = _moved(setup, talk, fragment, part, taken, moves)
         updates.append(update)
         found.append(after)
@@ -94,34 +94,25 @@ def _moved(
         made, fragment, variance = talk(fragment, params)
         return *applied(setup, fragment, made, params), variance
 
-    def rest(fragment: FragmentState, params: PyTree) -> tuple[PyTree, FragmentState, Array]:
-        return nothing, fragment, none
-
-    held = fragment.pending
-    fragment = fragment._replace(pending=())
     if not setup.delay:
-        return _when(moves, both, rest, fragment, params)
-
-    def wait(fragment: FragmentState, params: PyTree) -> tuple[PyTree, FragmentState, Array]:
-        return held, fragment, none
-
-    held, fragment, variance = _when(taken, talk, wait, fragment, params)
-
-    def move(fragment: FragmentState, params: PyTree) -> tuple[PyTree, FragmentState]:
-        return applied(setup, fragment, held, params)
-
-    def stay(fragment: FragmentState, params: PyTree) -> tuple[PyTree, FragmentState]:
-        return nothing, fragment
-
-    update, fragment = _when(moves, move, stay, fragment, params)
-    return update, fragment._replace(pending=held), variance
+        return _when(moves, both, lambda at, _: (nothing, at, none), fragment, params)
+    held, fragment = fragment.pending, fragment._replace(pending=())
+    made, fragment, variance = _when(taken, talk, lambda at, _: (held, at, none), fragment, params)
+    update, fragment = _when(
+        moves,
+        lambda at, params: applied(setup, at, made, params),
+        lambda at, _: (nothing, at),
+        fragment,
+        params,
+    )
+    return update, fragment._replace(pending=made), variance
 
 
 def _talk(
     setup: Setup,
     mean: Any,
     weight: Array | None,
-    key: Array,
+    taken: Array,
     fragment: FragmentState,
     params: PyTree,
 ) -> tuple[PyTree, FragmentState, Array]:
@@ -130,6 +121,7 @@ def _talk(
     made, memory = averaged(setup, mean, delta, fragment.mean, params, share)
     variance = jnp.zeros((), jnp.float32)
     if setup.period.measures:
+        key = noise.fold(jnp.asarray(setup.seed), taken, _SKETCH)
         exact = made if _is_plain(setup, share) else None
         variance = variance_.of_models(delta, setup.axis_name, key, exact)
     return made, fragment._replace(mean=memory), variance
@@ -143,8 +135,8 @@ def message(
     With `guard`, a worker whose pseudo-gradient or weight is not finite goes back to the centre,
     and sends zeros with a weight of zero, as one that has not moved.
     """
-    delta = fragment.moved(params)
-    if not setup.settings["guard"]:
+    delta = fragment.delta(params)
+    if not setup.guard:
         return delta, weight, fragment
     sound = guarding.all_finite(delta if weight is None else (delta, weight))
     delta = guarding.where_finite(sound, delta, jax.tree.map(jnp.zeros_like, delta))
@@ -170,17 +162,19 @@ def averaged(
     memory was not, and would spoil every later mean too.
     """
     made, after = mean.update(delta, memory, params, weight=weight)
-    if not (setup.settings["guard"] and jax.tree.leaves(after)):
+
+    def is_memory(node: Any) -> bool:
+        return isinstance(node, ReductionState) and bool(jax.tree.leaves(node))
+
+    if not (setup.guard and any(map(is_memory, jax.tree.leaves(after, is_leaf=is_memory)))):
         return made, after
     sound = guarding.all_finite(made)
     fresh = mean.init(jax.tree.map(jnp.zeros_like, params))
 
-    def kept(now: Any, begun: Any) -> Any:
-        return guarding.where_finite(sound, now, begun) if isinstance(now, ReductionState) else now
+    def pick(now: Any, begun: Any) -> Any:
+        return guarding.where_finite(sound, now, begun) if is_memory(now) else now
 
-    return made, jax.tree.map(
-        kept, after, fresh, is_leaf=lambda node: isinstance(node, ReductionState)
-    )
+    return made, jax.tree.map(pick, after, fresh, is_leaf=is_memory)
 
 
 def applied(
@@ -193,13 +187,15 @@ def applied(
     """
     step = xla.compile_separately(functools.partial(_outer_step, setup))
     by, update, outer, rest = step(mean, fragment.outer, fragment.rest, params)
-    if setup.settings["guard"]:
+    if setup.guard:
         sound = _is_sound(mean, update, params, outer, fragment.outer)
         still = jax.tree.map(jnp.zeros_like, update)
         before = (jax.tree.map(jnp.zeros_like, by), still, fragment.outer, fragment.rest)
         by, update, outer, rest = guarding.where_finite(sound, (by, update, outer, rest), before)
         fragment = fragment._replace(lost=_lost(fragment, sound))
-    own = xla.compile_separately(functools.partial(_mixed, setup))(fragment.offset.own(), by)
+    own = fragment.offset.own()
+    if setup.mix != 1:  # Else it is from the anchor, which does not move.
+        own = xla.compile_separately(functools.partial(worker_round.resume, setup.mix))(own, by)
     return update, fragment._replace(
         offset=PerWorker.wrap(own, "offset", setup.axis_name), outer=outer, rest=rest
     )
@@ -218,13 +214,14 @@ def together(
     With `guard`, a worker whose gradient is not finite sends zeros, and all workers leave out a
     step that would make the centre or the optimizer's state non-finite.
     """
-    guard, axis_name = setup.settings["guard"], setup.axis_name
+    guard, axis_name = setup.guard, setup.axis_name
     skipped, own = state.skipped.own(), jnp.ones((), bool)
     if guard:
         own = guarding.all_finite(grads if weight is None else (grads, weight))
         weight = None if weight is None else jnp.where(own, weight, 0)
         grads = guarding.where_finite(own, grads, jax.tree.map(jnp.zeros_like, grads))
-    mean: Any = compressed_mean(Dense(), axis_name)
+    dense = mean_.Setup(Dense(), axis_name, None, setup.seed, guard=True, stats=False)
+    mean: Any = mean_.transformation(dense, None, trusted=True)
     averaged, _ = mean.update(grads, mean.init(grads), params, weight=weight)
     step, shared = setup.inner.update(averaged, state.shared, params, **extra)
     parts, steps = (fragments_.split(setup.fragments, params, tree) for tree in (params, step))
@@ -263,19 +260,6 @@ def _outer_step(
     return step, update, outer, rest
 
 
-def _mixed(setup: Setup, offset: PyTree, step: PyTree) -> PyTree:
-    """This worker's offset from the moved centre, at `mix · θ + (1 − mix) · φ`."""
-    if setup.mix == 0:
-        return jax.tree.map(jnp.zeros_like, offset)
-    if setup.mix == 1:
-        return offset  # From the anchor, which does not move.
-
-    def mixed(by: Array, u: Array) -> Array:
-        return jnp.asarray(setup.mix, by.dtype) * (by - u.astype(by.dtype))
-
-    return jax.tree.map(mixed, offset, step)
-
-
 def _is_sound(mean: PyTree, update: PyTree, params: PyTree, after: Any, before: Any) -> Array:
     """Whether a step leaves the centre, and the state of its optimizer, finite."""
     center = optax.apply_updates(params, update)
@@ -290,9 +274,10 @@ def _lost(fragment: FragmentState, sound: Array) -> PerWorker:
 
 def _is_plain(setup: Setup, weight: Array | None) -> bool:
     """Whether the mean of an exchange is that of the models, and not rounded by a codec."""
-    reducer = setup.reducer
-    dense = isinstance(reducer, Reducer) and reducer.uplink is None
-    return dense and weight is None and setup.settings["gate"] is None
+    mean = setup.mean
+    if isinstance(mean, optax.GradientTransformation) or mean.gate is not None:
+        return False
+    return choose.uplink(mean.source) is None and weight is None
 
 
 def _when(go: Any, do: Callable[..., Any], rest: Callable[..., Any], *args: Any) -> Any:

@@ -7,15 +7,14 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxcomp.backend import axes, xla
+from jaxcomp.backend import axes
 from jaxcomp.base import Period
 from jaxcomp.exchange import guarding
 from jaxcomp.gates.periods import Constant
 from jaxcomp.mesh import kinds, specs as specs_
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import noise
-from jaxcomp.transforms import fragments as fragments_, remainder
-from jaxcomp.transforms.mean import compressed_mean
+from jaxcomp.transforms import fragments as fragments_, mean as mean_, remainder, worker_round
 from jaxcomp.types import Array, AxisName, PyTree
 
 LAST = 2**31 - 2
@@ -47,21 +46,12 @@ class FragmentState(NamedTuple):
 
     def here(self, params: PyTree) -> PyTree:
         """This worker's parameters, for the centre `params`; None for other fragments' leaves."""
-
-        def own(by: Array | None, base: Array, p: Array) -> Array | None:
-            return None if by is None else (base.astype(by.dtype) + by).astype(p.dtype)
-
         base = remainder.exact(params, self.rest) if self.anchor == () else self.anchor
-        return jax.tree.map(own, self.offset.own(), base, params, is_leaf=lambda x: x is None)
+        return worker_round.here(base, self.offset.own(), params)
 
-    def moved(self, params: PyTree) -> PyTree:
+    def delta(self, params: PyTree) -> PyTree:
         """The pseudo-gradient: the centre minus this worker's parameters."""
-        return jax.tree.map(
-            lambda by, at, p: (at.astype(by.dtype) - by).astype(p.dtype),
-            self.offset.own(),
-            self.center(params),
-            params,
-        )
+        return worker_round.delta(self.offset.own(), params, self.center(params))
 
     def center(self, params: PyTree) -> PyTree:
         """What the offset of a worker at the centre is."""
@@ -105,14 +95,14 @@ class Setup(NamedTuple):
     outer: optax.GradientTransformationExtraArgs
     axis_name: AxisName
     period: Period
-    reducer: Any
+    mean: "mean_.Setup | optax.GradientTransformationExtraArgs"
     keep_inner: bool
     local_steps: tuple[int, ...] | None
     synchronous: int
     fragments: fragments_.Fragments
     delay: int
     mix: float
-    settings: dict[str, Any]
+    guard: bool
     seed: Any
     param_specs: PyTree
 
@@ -187,23 +177,18 @@ def left(setup: Setup, number: int, state: LocalUpdatesState) -> Array:
 
 
 def means(setup: Setup, params: PyTree) -> list[optax.GradientTransformationExtraArgs]:
-    """The compressed mean of each fragment."""
-    number = fragments_.count(setup.fragments, params)
-    if isinstance(setup.reducer, optax.GradientTransformation):
-        return [optax.with_extra_args_support(setup.reducer)] * number
+    """The mean of each fragment's pseudo-gradients, which are checked as gradients of the step."""
+    number, mean = fragments_.count(setup.fragments, params), setup.mean
+    if isinstance(mean, optax.GradientTransformation):
+        return [mean] * number
     specs: list[Any] = [setup.param_specs] * number
     if setup.param_specs is not None and number > 1:
         whole = specs_.spread("param_specs", setup.param_specs, params)
         specs = list(fragments_.split(setup.fragments, params, whole))
+    seeds = [mean.seed, *(noise.fold(jnp.asarray(mean.seed), n) for n in range(1, number))]
     return [
-        compressed_mean(
-            setup.reducer,
-            setup.axis_name,
-            key=noise.fold(jnp.asarray(setup.seed), fragment) if fragment else setup.seed,
-            param_specs=spec,
-            **setup.settings,
-        )
-        for fragment, spec in enumerate(specs)
+        mean_.transformation(mean._replace(seed=seed), spec, trusted=True)
+        for seed, spec in zip(seeds, specs, strict=True)
     ]
 
 
@@ -231,21 +216,29 @@ def alone(
     pairs = list(zip(state.fragments, parts, strict=True))
     own = fragments_.merged(tuple(fragment.here(part) for fragment, part in pairs))
     offset = fragments_.merged(tuple(fragment.offset.own() for fragment in state.fragments))
-    before, skipped = state.inner.own(), state.skipped.own()
+    before = state.inner.own()
     if not setup.keep_inner:
         fresh = _anew(setup.inner.init(own), state.taken)
         before = guarding.where_finite(state.waited > 0, before, fresh)
-    moved, inner, lost = stepped(
-        setup.inner, grads, before, own, offset, extra, guard=setup.settings["guard"]
-    )
-    skipped = skipped + lost
+    takes = counts = None
     if setup.local_steps is not None:
-        takes = state.waited < _own_number(setup.local_steps, axis_name)
-        moved, inner = guarding.where_finite(takes, (moved, inner), (offset, before))
-        skipped = jnp.where(takes, skipped, state.skipped.own())
+        takes = counts = state.waited < _own_number(setup.local_steps, axis_name)
     if due is not None:
-        moved, inner = guarding.where_finite(due, (offset, before), (moved, inner))
-        skipped = jnp.where(due, state.skipped.own() + 1, skipped)
+        takes = ~due if takes is None else takes & ~due
+        counts = None if counts is None else counts | due
+    moved, inner, taken = worker_round.step(
+        setup.inner,
+        grads,
+        before,
+        own,
+        offset,
+        takes=takes,
+        guard=setup.guard,
+        extra=extra,
+    )
+    # Steps that a worker stalls by its number of them are not skipped ones.
+    skips = ~taken if counts is None else counts & ~taken
+    skipped = state.skipped.own() + jnp.where(skips, 1, 0)
     one = 1 if due is None else jnp.where(due, 0, 1)
     offsets = fragments_.split(setup.fragments, params, moved)
     return state._replace(
@@ -270,41 +263,6 @@ def _anew(inner: PyTree, taken: Array) -> PyTree:
         return node._replace(count=taken.astype(node.count.dtype)) if is_schedule(node) else node
 
     return jax.tree.map(counted, inner, is_leaf=is_schedule)
-
-
-def stepped(
-    inner: optax.GradientTransformationExtraArgs,
-    grads: PyTree,
-    before: PyTree,
-    own: PyTree,
-    offset: PyTree,
-    extra: dict[str, Any],
-    *,
-    guard: bool,
-) -> tuple[PyTree, PyTree, Array]:
-    """A step of the inner optimizer: the next offset and state, and one for a step left out.
-
-    Args:
-        inner: the optimizer.
-        grads: this worker's gradients.
-        before: the optimizer's state.
-        own: this worker's parameters.
-        offset: these minus the centre.
-        extra: further arguments for the optimizer.
-        guard: leave out a step that is not finite.
-    """
-
-    def step(grads: PyTree, state: PyTree, own: PyTree, offset: PyTree) -> tuple[PyTree, PyTree]:
-        updates, state = inner.update(grads, state, own, **extra)
-        return jax.tree.map(lambda by, u: by + u.astype(by.dtype), offset, updates), state
-
-    # Separately, so that a round as one program and step by step rounds alike.
-    moved, after = xla.compile_separately(step)(grads, before, own, offset)
-    if not guard:
-        return moved, after, jnp.zeros((), jnp.int32)
-    sound = guarding.all_finite(moved) & guarding.none_lost(after, before)
-    moved, after = guarding.where_finite(sound, (moved, after), (offset, before))
-    return moved, after, jnp.where(sound, 0, 1)
 
 
 def _own_number(numbers: tuple[int, ...], axis_name: AxisName) -> Array:

@@ -17,17 +17,19 @@ from jaxcomp.gates.periods import Constant, period as as_period
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import optax_wrappers, own_gradients, places, uniform
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import noise
+from jaxcomp.reducers import choose
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms import (
     fragments as fragments_,
     local_exchange as exchange_,
     local_steps as steps_,
+    mean as mean_,
     remainder,
     weights,
+    worker_round,
 )
 from jaxcomp.transforms.local_steps import FragmentState, LocalUpdatesState, RoundOf, Setup
-from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.transforms.wrappers import widened
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -152,14 +154,14 @@ def local_updates(
             outer=optax.sgd(1.0) if outer is None else widened(transformation("outer", outer)),
             axis_name=axis_name,
             period=as_period(every),
-            reducer=reducer,
+            mean=_mean(reducer, axis_name, gate, key, guard, stats, param_specs),
             keep_inner=keep_inner,
             local_steps=None if local_steps is None else tuple(local_steps),
             synchronous=synchronous,
             fragments=fragments,
             delay=delay,
             mix=mix,
-            settings={"gate": gate, "guard": guard, "stats": stats},
+            guard=guard,
             seed=noise.words(key),
             param_specs=param_specs,
         )
@@ -216,7 +218,7 @@ def _update(
         )
     places.check_shapes(updates, params, "parameters")
     updates = own_gradients.check(updates, axis_name)
-    if setup.period != as_period(1):  # With one step a round, workers are always at the centre.
+    if setup.period != Constant(1):  # With one step a round, workers are always at the centre.
         places.check_view(updates, params, [each.offset for each in state.fragments])
 
     extra = dict(extra)
@@ -244,9 +246,9 @@ def _weight(setup: Setup, weight: Any) -> Array | None:
     """This worker's weight, or None."""
     if weight is None:
         return None
-    reducer: Any = setup.reducer
-    takes = isinstance(reducer, optax.GradientTransformation)
-    if takes and "weight" not in inspect.signature(reducer.update).parameters:
+    mean = setup.mean
+    takes = isinstance(mean, optax.GradientTransformation)
+    if takes and "weight" not in inspect.signature(mean.update).parameters:
         raise ValueError(
             "`weight` must be None with a `reducer` that is a transformation without weights; use "
             "jaxcomp.directional_mean(codec, axis_name), or give the codec or reducer itself"
@@ -288,16 +290,34 @@ def _checked(setup: Setup) -> Setup:
         checks.integer("fragments", setup.fragments, 1)
     if isinstance(setup.fragments, int):
         steps_.schedule(setup, setup.fragments)
-    settings = setup.settings
-    if not isinstance(setup.reducer, optax.GradientTransformation):
-        compressed_mean(setup.reducer, setup.axis_name, **settings)  # Which raises early.
-    elif settings["gate"] is not None or settings["stats"] or setup.param_specs is not None:
-        raise ValueError(
-            "`reducer` must be a codec, policy, link or reducer beside gate, stats or param_specs, "
-            "got a transformation: give these to the transformation, as in "
-            "jaxcomp.compressed_mean(codec, axis_name, gate=...)"
-        )
     return setup
+
+
+def _mean(
+    reducer: Any,
+    axis_name: AxisName,
+    gate: Gate | None,
+    key: Any,
+    guard: bool,
+    stats: bool,
+    param_specs: PyTree | None,
+) -> mean_.Setup | optax.GradientTransformationExtraArgs:
+    """The mean of the pseudo-gradients: the arguments of one, or a user's transformation."""
+    if isinstance(reducer, optax.GradientTransformation):
+        if gate is not None or stats or param_specs is not None:
+            raise ValueError(
+                "`reducer` must be a codec, policy, link or reducer beside gate, stats or "
+                "param_specs, got a transformation: give these to the transformation, as in "
+                "jaxcomp.compressed_mean(codec, axis_name, gate=...)"
+            )
+        return optax.with_extra_args_support(reducer)
+    source = choose.given(reducer)
+    if gate is not None:
+        checks.part("gate", gate, Gate)
+        gate.check(choose.feedback(source))  # Which may warn of what closed rounds lose.
+    mean = mean_.Setup(source, axis_name, gate, noise.words(key), guard, stats)
+    mean_.check(mean, param_specs)
+    return mean
 
 
 def _init(setup: Setup, params: PyTree) -> LocalUpdatesState:
@@ -323,7 +343,7 @@ def _init(setup: Setup, params: PyTree) -> LocalUpdatesState:
 def _begun(setup: Setup, part: PyTree, mean: optax.GradientTransformation) -> FragmentState:
     rest = remainder.nothing(part)
     return FragmentState(
-        offset=PerWorker.wrap(jax.tree.map(nothing, part), "offset", setup.axis_name),
+        offset=PerWorker.wrap(worker_round.start(part), "offset", setup.axis_name),
         mean=mean.init(part),
         outer=setup.outer.init(remainder.exact(part, rest)),
         lost=PerWorker.wrap(jnp.zeros((), jnp.int32), "local", setup.axis_name),
@@ -331,8 +351,3 @@ def _begun(setup: Setup, part: PyTree, mean: optax.GradientTransformation) -> Fr
         pending=jax.tree.map(jnp.zeros_like, part) if setup.delay else (),
         anchor=jax.tree.map(jnp.array, part) if setup.mix == 1 else (),
     )
-
-
-def nothing(leaf: Any) -> Array:
-    """An offset of zero from this leaf, at least in float32."""
-    return jnp.zeros(jnp.shape(leaf), summing.wide(jnp.result_type(leaf)))

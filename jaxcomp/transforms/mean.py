@@ -178,64 +178,12 @@ def compressed_mean(
         checks.part("gate", gate, Gate)
         gate.check(choose.feedback(source))  # Which may warn of what closed rounds lose.
     setup = Setup(source, axis_name, gate, noise.words(key), guard, stats)
+    check(setup, param_specs)
     return transformation(setup, param_specs)
 
 
-def transformation(
-    given: Setup, param_specs: PyTree | None
-) -> optax.GradientTransformationExtraArgs:
-    """The transformation of these arguments.
-
-    Raises:
-        ValueError: as `compressed_mean`.
-    """
-    _check(given, param_specs)
-    axis_name = given.axis_name
-
-    def init_fn(params: PyTree) -> Any:
-        optax_wrappers.check_wrappers()
-        params, setup = _trained(params), _over_devices(given, _lanes(given))
-        fresh = functools.partial(_fresh, setup, params)
-        if param_specs is None:
-            return fresh(params)
-        return sharded.init(fresh, params, param_specs, setup.axis_name)
-
-    def update_fn(
-        updates: PyTree,
-        state: Any,
-        params: PyTree | None = None,
-        *,
-        weight: Array | float | None = None,
-        **extra: Any,
-    ) -> tuple[PyTree, Any]:
-        optax_wrappers.check_wrappers()
-        axes.require(axis_name)
-        uniform.check_callers(axis_name)
-        _check_state(state)
-        if "exchange" in extra:
-            weights.refuse("exchange", extra, _EXCHANGES)
-        lanes = _lanes(given)
-        setup, params = _over_devices(given, lanes), _trained(params)
-        rest = {name: value for name, value in extra.items() if name != TELL}
-        setup = setup._replace(tell=TELL in extra, extra=rest)
-        places.check_shapes(updates, params, "parameters")
-        updates = own_gradients.check(updates, setup.axis_name)
-        if weight is not None:
-            updates = weights.weighted(given.source, updates, weight, axis_name)
-        if lanes:  # A device averages the gradients of its lanes first.
-            updates = jax.lax.pmean(updates, lanes)
-            state, params = axes.first((state, params), lanes)
-        step = functools.partial(_step, setup)
-        if param_specs is not None:
-            used = params if setup.stepper else ()
-            return sharded.update(step, updates, state, used, param_specs, setup.axis_name)
-        sharded.warn_if_gathered(setup.source, setup.axis_name)
-        return step(updates, state, params)
-
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _check(given: Setup, param_specs: PyTree | None) -> None:
+def check(given: Setup, param_specs: PyTree) -> None:
+    """Raises a `ValueError` for arguments of the wrong kind, or that do not go together."""
     source, axis_name, gate = given.source, given.axis_name, given.gate
     for reducer in choose.candidates(source):
         if not reducer.facts.same_on_all:
@@ -254,6 +202,60 @@ def _check(given: Setup, param_specs: PyTree | None) -> None:
     sharded.check_specs(param_specs, axis_name)
     checks.flag("guard", given.guard)
     groups.check(given.stats, source)
+
+
+def transformation(
+    given: Setup, param_specs: PyTree | None, *, trusted: bool = False
+) -> optax.GradientTransformationExtraArgs:
+    """The transformation of these arguments, which `check` accepts.
+
+    With `trusted` its callers have checked where it is called, and that updates are a worker's own.
+    """
+    axis_name = given.axis_name
+
+    def init_fn(params: PyTree) -> Any:
+        optax_wrappers.check_wrappers()
+        params, (setup, _) = _trained(params), _over_devices(given)
+        fresh = functools.partial(_fresh, setup, params)
+        if param_specs is None:
+            return fresh(params)
+        return sharded.init(fresh, params, param_specs, setup.axis_name)
+
+    def update_fn(
+        updates: PyTree,
+        state: Any,
+        params: PyTree | None = None,
+        *,
+        weight: Array | float | None = None,
+        **extra: Any,
+    ) -> tuple[PyTree, Any]:
+        if not trusted:
+            optax_wrappers.check_wrappers()
+            axes.require(axis_name)
+            uniform.check_callers(axis_name)
+            if "exchange" in extra:
+                weights.refuse("exchange", extra, _EXCHANGES)
+        _check_state(state)
+        setup, lanes = _over_devices(given)
+        params = _trained(params)
+        if not trusted:
+            places.check_shapes(updates, params, "parameters")
+            updates = own_gradients.check(updates, setup.axis_name)
+        if weight is not None:
+            updates = weights.weighted(setup.source, updates, weight, axis_name)
+        if lanes:  # A device averages the gradients of its lanes first.
+            updates = jax.lax.pmean(updates, lanes)
+            state, params = axes.first((state, params), lanes)
+        rest = {name: value for name, value in extra.items() if name != TELL}
+        setup = setup._replace(tell=TELL in extra, extra=rest)
+        step = functools.partial(_step, setup)
+        if param_specs is not None:
+            used = params if setup.stepper else ()
+            return sharded.update(step, updates, state, used, param_specs, setup.axis_name)
+        sharded.warn_if_gathered(setup.source, setup.axis_name)
+        return step(updates, state, params)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def _step(
@@ -285,16 +287,17 @@ def _step(
     return result.mean, CompressedMeanState(state.key, state.step + 1, after, measured, counted)
 
 
-def _lanes(setup: Setup) -> tuple:
-    """The axes of `jax.vmap` on each device, unless the reducer has levels of axes of its own."""
+def _over_devices(setup: Setup) -> tuple[Setup, tuple[str, ...]]:
+    """The mean over devices, and the axes of `jax.vmap` on each, whose lanes it averages first.
+
+    A reducer with tiers of axes of its own sees all of them.
+    """
     axis_name = setup.axis_name
-    levels = isinstance(setup.source, Reducer) and setup.source.facts.levels is not None
-    return axes.lanes(axis_name) if axes.bound(axis_name) and not levels else ()
-
-
-def _over_devices(setup: Setup, lanes: tuple) -> Setup:
-    """The mean over devices; a device averages the gradients of its lanes, and sends once."""
-    return setup._replace(axis_name=axes.without(setup.axis_name, lanes)) if lanes else setup
+    tiers = isinstance(setup.source, Reducer) and setup.source.facts.tiers is not None
+    lanes = axes.lanes(axis_name) if axes.bound(axis_name) and not tiers else ()
+    if not lanes:
+        return setup, ()
+    return setup._replace(axis_name=axes.without(axis_name, lanes)), lanes
 
 
 def _fresh(setup: Setup, whole: PyTree, params: PyTree) -> CompressedMeanState:

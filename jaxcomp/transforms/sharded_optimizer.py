@@ -16,7 +16,7 @@ from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.hierarchical import Hierarchical
 from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms import groups
-from jaxcomp.transforms.mean import Setup, transformation
+from jaxcomp.transforms.mean import Setup, check, transformation
 from jaxcomp.types import AxisName, PyTree
 
 
@@ -131,6 +131,7 @@ def sharded_optimizer(
         stats,
         stepper=Stepper(optimizer, remembers, None if max_norm is None else float(max_norm)),
     )
+    check(given, param_specs)
     tx = transformation(given, param_specs)
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> Any:

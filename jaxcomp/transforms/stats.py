@@ -11,7 +11,7 @@ from jax import lax
 from jaxcomp.backend import axes
 from jaxcomp.base import Reducer
 from jaxcomp.codecs.coded import Spent
-from jaxcomp.exchange import levels, reduce as reduce_
+from jaxcomp.exchange import fast_axis, reduce as reduce_
 from jaxcomp.exchange.aggregated import AggregateState
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
@@ -104,7 +104,7 @@ def measure(
     measured = (lost, result.message, residual, result.given)
     energies = [norms.energy(tree, unit).astype(jnp.float32) for tree in measured]
     worker = lax.axis_index(plan.axis)
-    own_key = levels.key_of(plan, key)
+    own_key = fast_axis.fold_key(plan, key)
     clipped = groups_.clipped(plan.batches, result.message, own_key, worker)
     both = sum(clipped.values(), jnp.zeros(2, jnp.float32))
     part = result.participation

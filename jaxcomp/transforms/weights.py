@@ -63,7 +63,7 @@ def refuse(name: str, given: dict[str, Any], why: str) -> None:
 def _check(reducer: Reducer) -> None:
     """Raises a `ValueError` unless the mean of scaled messages is the weighted mean."""
     facts, link = reducer.facts, reducer.uplink
-    for part in [*(phase for _, phase in facts.phases), *(facts.levels or ())]:
+    for part in [*(phase for _, phase in facts.phases), *(facts.tiers or ())]:
         _check(part)
     codecs = () if link is None else link.policy.codecs
     signs = [c for c in codecs if not (c.facts.homogeneous or c.unbiased or c.contractive)]

@@ -10,7 +10,7 @@ from helpers.suite import few_or_all, slow
 from jax.sharding import PartitionSpec as P
 
 import jaxcomp
-from jaxcomp.exchange import legs, levels
+from jaxcomp.exchange import fast_axis, legs
 from jaxcomp.layout import trees
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import choose
@@ -50,13 +50,13 @@ def mean_of(reducer, weighted, axis_name: AxisName = "data"):
     def run(grads, weight):
         plan = choose.plan(reducer, grads, axis_name)
         message, dense = trees.stacks(plan.layout, grads)
-        message = levels.scattered(plan, message)
+        message = fast_axis.scatter(plan, message)
         weight = weight if weighted else None
         state = legs.init(plan)
-        key = levels.key_of(plan, noise.raw(1))
+        key = fast_axis.fold_key(plan, noise.raw(1))
         got = legs.collect(plan, key, message, state, weight)
         mean, _ = legs.spread(plan, key, got.value, got.state)
-        mean = levels.gathered(plan, mean)
+        mean = fast_axis.gather(plan, mean)
         return trees.assemble(plan.layout, mean, plan.dense_mean(dense, weight))
 
     return run

@@ -95,17 +95,19 @@ METHOD = federated.Method(
 def client(key, number, update, shared, params):
     """A client's message, and what it believes the server to read."""
     memory = federated.uplink.init(METHOD.uplink, PARAMS)
-    made = federated.uplink.message(METHOD.uplink, key, number, 1.0, update, memory, shared, params)
-    guesses = METHOD.uplink.side.at_client(shared, (), params)
-    return made.payload, federated.uplink.read(
-        METHOD.uplink, key, number, made.payload, PARAMS, guesses
+    plan = METHOD.uplink.plan(PARAMS)
+    made = federated.uplink.message(
+        METHOD.uplink, plan, key, number, 1.0, update, memory, shared, params
     )
+    guesses = METHOD.uplink.side.at_client(shared, (), params)
+    return made.payload, federated.uplink.read(plan, key, number, made.payload, guesses)
 
 
 @jax.jit
 def serve(key, total, number, weight, payload, state):
     guesses = METHOD.uplink.side.at_server(state.shared, (), state.params)
-    return server.add(METHOD, key, total, number, weight, payload, PARAMS, guesses)
+    plan = METHOD.uplink.plan(PARAMS)
+    return server.add(METHOD, plan, key, total, number, weight, payload, guesses)
 
 
 @pytest.mark.full

@@ -9,6 +9,7 @@ import pytest
 import jaxcomp
 from jaxcomp import federated
 from jaxcomp.federated import History, LastMean, Uplink
+from jaxcomp.layout import trees
 
 CLIENTS, SIZE = 8, 2048
 RNG = np.random.default_rng(0)
@@ -71,10 +72,11 @@ def test_what_a_client_believes_is_what_the_server_reads():
     close = jax.tree.map(lambda x: x + 0.01 * jnp.sin(x * 1e3), update)
     memory = federated.uplink.init(up, PARAMS)._replace(side=close)
     key = jnp.array([1, 2], jnp.uint32)
-    sent = federated.uplink.message(up, key, 3, 1.0, update, memory, (), PARAMS)
+    plan = up.plan(PARAMS)
+    sent = federated.uplink.message(up, plan, key, 3, 1.0, update, memory, (), PARAMS)
     guesses = up.side.at_server((), close, PARAMS)
-    read = federated.uplink.read(up, key, 3, sent.payload, PARAMS, guesses)
-    tree = federated.uplink.assembled(up, PARAMS, read)
+    read = federated.uplink.read(plan, key, 3, sent.payload, guesses)
+    tree = trees.assemble(plan, *read)
     assert_same(tree, sent.accepted.side)
     error = np.abs(np.asarray(tree["w"] - update["w"]))
     assert 0 < error.max() < 0.05

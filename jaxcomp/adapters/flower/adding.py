@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxcomp.adapters.flower import raw
 from jaxcomp.adapters.flower.memory import Centre
+from jaxcomp.exchange import guarding
 from jaxcomp.federated import block, server
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.server import ServerState, Total
@@ -28,14 +29,14 @@ def add(
     largest: Array,
 ) -> tuple[Total, Array, PyTree]:
     """The sum with one more message, unless it is not finite or too large, or the sum would be."""
-    like = raw.like(centre.params)
+    plan = method.uplink.plan(centre.params)
     guesses = method.uplink.side.at_server(centre.shared, side, centre.params)
-    after, accepted, read = server.add(method, key, total, number, weight, payload, like, guesses)
+    after, accepted, read = server.add(method, plan, key, total, number, weight, payload, guesses)
     sums, leaves = jax.tree.leaves((after.stacks, after.dense)), jax.tree.leaves(read)
-    accepted &= jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in sums]))
+    accepted &= guarding.all_finite(sums)
     accepted &= jnp.all(jnp.stack([jnp.all(jnp.abs(x) <= largest) for x in leaves]))
     total = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), after, total)
-    return total, accepted, block.heard(method, like, side, read, accepted)
+    return total, accepted, block.heard(method, plan, side, read, accepted)
 
 
 def message(method: Method, state: ServerState, payload: Any, moves: bool) -> bytes | None:

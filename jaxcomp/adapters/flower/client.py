@@ -318,8 +318,9 @@ def _message(method: Method, known: Known, who: Clients, end: PyTree, own: Own) 
     """The message of a client that was trained elsewhere."""
     start = jax.tree.map(lambda c: c[0], known.centres)
     update = method.signal(start, end)
+    up, plan = method.uplink, method.uplink.plan(update)
     return uplink.message(
-        method.uplink, known.key, who.numbers, 1.0, update, own.memory, known.shared, start
+        up, plan, known.key, who.numbers, 1.0, update, own.memory, known.shared, start
     )
 
 

@@ -13,7 +13,7 @@ from jaxcomp.numerics import noise
 from jaxcomp.types import Array, Stacks
 
 
-def scattered(plan: Plan, stacks: Stacks) -> Stacks:
+def scatter(plan: Plan, stacks: Stacks) -> Stacks:
     """Averages this device's slice of the batches over the fast axis, if there is one."""
     if plan.fast is None:
         return stacks
@@ -29,7 +29,7 @@ def scattered(plan: Plan, stacks: Stacks) -> Stacks:
     )
 
 
-def gathered(plan: Plan, mean: Stacks) -> Stacks:
+def gather(plan: Plan, mean: Stacks) -> Stacks:
     """The whole batches from the slices of all devices on the fast axis."""
     if plan.fast is None:
         return mean
@@ -44,7 +44,7 @@ def gathered(plan: Plan, mean: Stacks) -> Stacks:
     )
 
 
-def key_of(plan: Plan, key: Array) -> Array:
+def fold_key(plan: Plan, key: Array) -> Array:
     """The key of this device's slice: devices on the fast axis must draw different noise."""
     return key if plan.fast is None else noise.fold(key, lax.axis_index(plan.fast_axis))
 
