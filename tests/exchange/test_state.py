@@ -1,7 +1,5 @@
 """The memory of a reduction: its shapes, and the states that a plan refuses by name."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +7,7 @@ import pytest
 
 import jaxcomp
 from jaxcomp.exchange import resize, state as state_
+from jaxcomp.exchange.legs import LegState
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback.residual import ResidualState
 from jaxcomp.mesh import per_worker
@@ -67,13 +66,6 @@ def test_the_memory_of_two_levels_cannot_be_resized():
     state_.init(plan_of(GATHER)).check_resizable(8)
 
 
-class Downlinked(NamedTuple):
-    """The state of a reducer with a downlink, by the names of `TwoShotState`."""
-
-    up: tuple
-    memory: per_worker.PerWorker
-
-
 def test_what_a_downlink_did_not_send_joins_every_uplink():
     """New workers have no downlink: the mean of their residuals grows by its residual."""
     draw = np.random.default_rng(0)
@@ -81,7 +73,7 @@ def test_what_a_downlink_did_not_send_joins_every_uplink():
     down = draw.standard_normal((2, 2, 4)).astype(np.float32)  # Two rows on each, one of padding.
     feedback = per_worker.PerWorker(ResidualState((jnp.asarray(up),)), "link")
     unsent = per_worker.PerWorker(ResidualState((jnp.asarray(down),)), "slice")
-    given = Downlinked(up=(), memory=unsent)
+    given = (LegState(()), LegState((), memory=unsent))
     found, left = resize.carried(feedback, given, (), 8, sharded=False)
     np.testing.assert_allclose(found.tree.residual[0], up + down.reshape(4, 4)[:3], rtol=1e-6)
     assert left == ()
