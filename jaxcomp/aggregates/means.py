@@ -69,10 +69,10 @@ class ClippedMean(Aggregate):
         limit = jnp.asarray(self.norm, unit.dtype) * unit
         factor = jnp.where(length > limit, limit / jnp.where(length > 0, length, 1), 1)
 
-        def shortened(x: Array) -> Array:
+        def shorten(x: Array) -> Array:
             wide = x.astype(summing.wide(x.dtype))
             # Not fused with the sum that follows, which must round alike in all programs.
             product = xla.block_fma(wide * factor.astype(wide.dtype))
             return jnp.where(factor == 1, wide, product).astype(x.dtype)
 
-        return jax.tree.map(shortened, message)
+        return jax.tree.map(shorten, message)

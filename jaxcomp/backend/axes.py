@@ -192,12 +192,12 @@ def gather(x: Array, axis_name: AxisName) -> Array:
     """Gathers and stacks every worker's vector; the result is typed as replicated."""
     (size,) = x.shape
 
-    def padded(x: Array) -> Array:
+    def pad_and_gather(x: Array) -> Array:
         return _gather(jnp.pad(x, (0, -size % _TILE)), axis_name)[:, :size]
 
     if size % _TILE == 0:
         return _gather(x, axis_name)
-    return lax.platform_dependent(x, tpu=padded, default=lambda x: _gather(x, axis_name))
+    return lax.platform_dependent(x, tpu=pad_and_gather, default=lambda x: _gather(x, axis_name))
 
 
 def _gather(x: Array, axis_name: AxisName) -> Array:
@@ -243,14 +243,14 @@ def exchange(rows: Array, axis_name: AxisName) -> Array:
         flat = _make_mapped(vary(rows.reshape(-1), axis_name), axis_name)
         return lax.all_to_all(flat, axis_name, 0, 0, tiled=True).reshape(rows.shape)
 
-    def padded(rows: Array) -> Array:
+    def pad_and_swap(rows: Array) -> Array:
         return swap(jnp.pad(rows, ((0, 0), (0, -size % _TILE))))[:, :size]
 
     if size == 0:
         return rows
     # Between CPUs of several hosts, avoid Gloo's all-to-all: two workers that send to each other
     # wait for each other.
-    own: dict[str, Any] = {} if size % _TILE == 0 else {"tpu": padded}
+    own: dict[str, Any] = {} if size % _TILE == 0 else {"tpu": pad_and_swap}
     own |= {"cpu": lambda rows: _in_turns(rows, axis_name)} if jax.process_count() > 1 else {}
     return lax.platform_dependent(rows, **own, default=swap) if own else swap(rows)
 

@@ -44,7 +44,7 @@ def shard_map(
         specs = jax.tree.leaves(jax.tree.broadcast(in_specs, args))
         given = [number for number, without in enumerate(empty) if not without]
 
-        def filled(*own: Array) -> Any:
+        def fill(*own: Array) -> Any:
             passed = iter(own)
             everything = [
                 _local(leaf, spec) if without else next(passed)
@@ -53,7 +53,7 @@ def shard_map(
             return body(*jax.tree.unflatten(treedef, everything))
 
         there = tuple(specs[number] for number in given)
-        return jax.shard_map(filled, in_specs=there, **on)(*(leaves[n] for n in given))
+        return jax.shard_map(fill, in_specs=there, **on)(*(leaves[n] for n in given))
 
     return run
 

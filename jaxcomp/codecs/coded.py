@@ -212,7 +212,7 @@ class Coded(WrappedCodec):
         total = _occurrences(self.codec, self.law, _near(self.codec, like.shape[1]))
         return CodedState(
             codec=self.codec.init(like),
-            table=self._fixed_table(like.shape[1]),
+            table=self._own_table(like.shape[1]),
             total=jnp.asarray(total),
             own=jnp.zeros_like(total),
             spent=spent,
@@ -245,7 +245,7 @@ class Coded(WrappedCodec):
         symbols = jnp.asarray(self._numbers.symbols)[codes.astype(jnp.int32)]
         symbols = jnp.roll(symbols, -self._start(key, size), axis=1)
         words = self._words(size)
-        table = state.table if self.facts.sided else self._fixed_table(size)
+        table = state.table if self.facts.sided else self._own_table(size)
         everything = jnp.full(n, size, jnp.int32)
         stream = self.coder.encode(symbols, everything, table, words)
         kept, sent, used = stream.kept, stream.words, stream.bits
@@ -283,10 +283,8 @@ class Coded(WrappedCodec):
 
     def _repack(self, key: Key, payload: CodedPayload, size: int, side: Any) -> QuantizedPayload:
         """The quantizer's payload, with zeros for lost elements."""
-        kept, table = (
-            payload.kept.astype(jnp.int32),
-            self._fixed_table(size) if side is None else side,
-        )
+        kept = payload.kept.astype(jnp.int32)
+        table = self._own_table(size) if side is None else side
         symbols = self.coder.decode(payload.words, kept, size, table).astype(jnp.int32)
         symbols = jnp.roll(symbols, self._start(key, size), axis=1)
         codes = jnp.asarray(self._numbers.codes)[symbols]
@@ -303,7 +301,7 @@ class Coded(WrappedCodec):
         word = noise.fold(key.shared, _START)[0]
         return (word % jnp.uint32(max(size, 1))).astype(jnp.int32)
 
-    def _fixed_table(self, size: int) -> PyTree:
+    def _own_table(self, size: int) -> PyTree:
         """The table for buckets with the distribution `law`."""
         if not self.coder.adaptive:
             return ()

@@ -247,13 +247,11 @@ class Quantizer(
             codes = kept(codes).astype(jnp.uint32)
             values = self._in_blocks(self.levels.values(codes)).reshape(-1, blocks.shape[2])
             rows = blocks.reshape(values.shape)
-            step = fits.fitted(
-                self.fit, self.levels, values, rows, self._real_counts(x, count), x.dtype
-            )
+            step = fits.fitted(self.fit, self.levels, values, rows, self._counts(x, count), x.dtype)
             sent = (step.reshape(n if self.block is None else blocks.shape[:2]),)
         return QuantizedPayload(bits.pack(codes, bits=self.bits), sent)
 
-    def _real_counts(self, x: Array, count: Array) -> Array:
+    def _counts(self, x: Array, count: Array) -> Array:
         """The real elements of each block, `[n · blocks, 1]`."""
         block = self._block(x.shape[1])
         begin = jnp.arange(self._blocks(x.shape[1]), dtype=count.dtype)[None] * block
@@ -266,9 +264,7 @@ class Quantizer(
         blocks = self._in_blocks(x)
         n, number, block = blocks.shape
         high, low = (part[:, None] for part in noise.seeds(seed, first, n))
-        scale = self.scale(blocks.reshape(-1, block), self._real_counts(x, count)).reshape(
-            n, number
-        )
+        scale = self.scale(blocks.reshape(-1, block), self._counts(x, count)).reshape(n, number)
         scale = scale if agreed is None else agreed[:, None]
 
         def derive(scale: Array, high: Array, low: Array) -> Derived:

@@ -109,7 +109,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
         A shared rotation is inverted once after the sum, which then rounds.
         """
         known, size = super().facts, self.bucket_size
-        whole = size is None or self._padded_sizes(size)[0] == size
+        whole = size is None or self._sizes(size)[0] == size
         bits = known.bits_per_element if whole else None
         return dataclasses.replace(known, bits_per_element=bits, reorders=self.shared, mixed=0)
 
@@ -117,13 +117,13 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
     def hints(self) -> Hints:
         """The unit of the codec, in whole blocks."""
         unit = self.codec.hints.unit
-        unit = None if unit is None else self._padded_sizes(unit)[0]
+        unit = None if unit is None else self._sizes(unit)[0]
         return Hints(alone=1 / 2, unit=unit, decodes_in_passes=True)
 
     def variance_bound(self, size: int, peak: float | None = None) -> float | None:
         """The codec's bound for the rotated bucket, which has no outliers."""
         del peak
-        padded, block = self._padded_sizes(size)
+        padded, block = self._sizes(size)
         bounds = [
             self.codec.variance_bound(padded),
             self.codec.variance_bound(padded, worst_case.rotated_peak(block)),
@@ -171,7 +171,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
     def rotate(self, key: Key, x: Array) -> Array:
         """Rotates `[n, size]`, padded to whole blocks, in float32."""
         n, size = x.shape
-        padded, block = self._padded_sizes(size)
+        padded, block = self._sizes(size)
         x = jnp.pad(x.astype(jnp.float32), ((0, 0), (0, padded - size)))
         for seeds in self._seeds(key, n):
             x = hadamard.rotate(x, *seeds, block, down=1 / block, up=_root(block))
@@ -184,7 +184,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
     def unrotate(self, key: Key, z: Array, like: ArrayLike) -> Array:
         """The inverse of `rotate`, for buckets like these."""
         n, size = like.shape
-        _, block = self._padded_sizes(size)
+        _, block = self._sizes(size)
         largest = summing.limit(like.dtype)
         for seeds in reversed(self._seeds(key, n)):
             z = hadamard.unrotate(z, *seeds, block, down=1 / block, up=block / _root(block))
@@ -199,16 +199,14 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
             for turn in range(self.times)
         ]
 
-    def _padded_sizes(self, size: int) -> tuple[int, int]:
+    def _sizes(self, size: int) -> tuple[int, int]:
         """A bucket's size in whole blocks, and the block."""
         least = _UNBIASED_BLOCK if self.times == 2 else 2
         block = min(self.block, max(least, 1 << (size - 1).bit_length()))
         return -(-size // block) * block, block
 
     def inner_like(self, like: ArrayLike) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(
-            (like.shape[0], self._padded_sizes(like.shape[1])[0]), jnp.float32
-        )
+        return jax.ShapeDtypeStruct((like.shape[0], self._sizes(like.shape[1])[0]), jnp.float32)
 
 
 @functools.lru_cache(maxsize=1024)

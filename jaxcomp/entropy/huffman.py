@@ -110,21 +110,21 @@ def lengths(counts: Float32[Array, " symbols"], limit: int = 15) -> Table:
     order = jnp.argsort(weights)
     leaves, own = weights[order], jnp.arange(2 * symbols) < symbols
 
-    def merged(packages: Array, _: None) -> tuple[Array, Array]:
+    def merge(packages: Array, _: None) -> tuple[Array, Array]:
         # Among equal weights the leaf comes first: then the lengths are those of a prefix code,
         # even if sums are rounded.
         weight, leaf = lax.sort((jnp.concatenate([leaves, packages]), own), num_keys=1)
         return weight[0::2] + weight[1::2], jnp.cumsum(leaf, dtype=jnp.int32)
 
     none = axes.match_vma(jnp.full(symbols, jnp.inf, jnp.float32), leaves)[0]
-    _, leaf = lax.scan(merged, none, None, length=limit)
+    _, leaf = lax.scan(merge, none, None, length=limit)
 
-    def taken(number: Array, leaf: Array) -> tuple[Array, Array]:
+    def take(number: Array, leaf: Array) -> tuple[Array, Array]:
         found = jnp.where(number > 0, leaf[jnp.maximum(number - 1, 0)], 0)
         return 2 * (number - found), found
 
     first = axes.match_vma(jnp.int32(2 * symbols - 2), leaf)[0]
-    _, found = lax.scan(taken, first, leaf, reverse=True)
+    _, found = lax.scan(take, first, leaf, reverse=True)
     bits = jnp.sum(jnp.arange(symbols)[None] < found[:, None], axis=0, dtype=jnp.uint32)
     return jnp.zeros(symbols, jnp.uint32).at[order].set(bits)
 

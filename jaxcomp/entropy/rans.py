@@ -214,7 +214,7 @@ def frequencies(counts: Float32[Array, " symbols"]) -> UInt32[Array, " slots"]:
     total = jnp.sum(shares)
     shares = jnp.where(total > 0, shares / jnp.where(total > 0, total, 1), 1 / counts.size)
 
-    def rounded(scale: Array) -> tuple[Array, Array]:
+    def round_at(scale: Array) -> tuple[Array, Array]:
         exact = xla.block_fma(shares * scale) + 0.5
         whole = jnp.maximum(jnp.floor(exact), 1)
         return whole, exact - whole
@@ -222,13 +222,13 @@ def frequencies(counts: Float32[Array, " symbols"]) -> UInt32[Array, " slots"]:
     def halve(_: Array, span: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = span
         middle = (low + high) / 2
-        fits = jnp.sum(rounded(middle)[0]) <= _TOTAL
+        fits = jnp.sum(round_at(middle)[0]) <= _TOTAL
         return jnp.where(fits, middle, low), jnp.where(fits, high, middle)
 
     # At the upper bound the sum is too large; at zero each symbol has frequency one.
     high = jnp.full((), _TOTAL + counts.size, jnp.float32)
     low, _ = lax.fori_loop(0, 36, halve, axes.match_vma(0 * total, high)[:2])
-    whole, rest = rounded(low)
+    whole, rest = round_at(low)
     missing = _TOTAL - jnp.sum(whole).astype(jnp.int32)
     rank = jnp.argsort(jnp.argsort(-rest))
     return whole.astype(jnp.uint32) + (rank < missing).astype(jnp.uint32)

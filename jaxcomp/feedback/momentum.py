@@ -124,15 +124,15 @@ class MomentumCorrection(Feedback):
 
         # Within the range of messages: a wider memory of one gradient near the largest float16
         # would be sent for many steps, and what sums the means would overflow in each of them.
-        def left(v, c):
+        def subtract(v, c):
             return memory.store(summing.within(v - c, c.dtype), self.dtype)
 
-        def kept(u, c):
+        def clear(u, c):
             rest = jnp.where(c != 0, 0, u) if self.masking else u
             return memory.store(summing.within(rest, c.dtype), self.dtype)
 
-        velocity = jax.tree.map(left, state.velocity, arrived)
-        momentum = jax.tree.map(kept, state.momentum, arrived)
+        velocity = jax.tree.map(subtract, state.velocity, arrived)
+        momentum = jax.tree.map(clear, state.momentum, arrived)
         return part, MomentumState(momentum, velocity)
 
     def unsent(self, state: MomentumState) -> PyTree:

@@ -110,14 +110,14 @@ class Residual(Feedback):
     ) -> tuple[PyTree, ResidualState]:
         del message  # It may be rounded to a narrower dtype than the memory.
 
-        def lost(p, c):
+        def subtract(p, c):
             arrived = c if weight is None else jnp.where(weight == 0, 0, c)
             rest = p - arrived
             # Decay before storing: a product next to a sum may or may not be fused with it.
             rest = rest if self.decay == 1 else rest * self.decay
             return memory.store(rest, self.dtype)
 
-        return part, ResidualState(jax.tree.map(lost, state.residual, sent))
+        return part, ResidualState(jax.tree.map(subtract, state.residual, sent))
 
     def unsent(self, state: ResidualState) -> PyTree:
         return memory.tree(state.residual)

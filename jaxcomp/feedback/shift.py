@@ -122,7 +122,7 @@ class Shift(Feedback):
         weight: Array | None,
         state: Mirrored,
     ) -> tuple[PyTree, Mirrored]:
-        def moved(held, c, weight=None):
+        def move(held, c, weight=None):
             wide = summing.wide(held.dtype)
             c = c.astype(wide)
             if weight is not None or self.step != 1:
@@ -131,16 +131,16 @@ class Shift(Feedback):
                 c = xla.block_fma(c * times.astype(wide))
             return (held.astype(wide) + c).astype(held.dtype)
 
-        def followed(h, c):
+        def follow(h, c):
             # A value that saturated in decoding differs from its part in the mean of all messages.
             whole = jnp.abs(c) < jnp.finfo(c.dtype).max
-            return jnp.where(whole, moved(h, c, weight), jnp.nan)
+            return jnp.where(whole, move(h, c, weight), jnp.nan)
 
-        own = jax.tree.map(followed, state.own, sent)
+        own = jax.tree.map(follow, state.own, sent)
         if weight is not None:  # An unsent message may have any value.
             own = jax.tree.map(lambda h, now: jnp.where(weight == 0, h, now), state.own, own)
         estimate = jax.tree.map(lambda m, p: m + p.astype(m.dtype), state.mirror, part)
-        mirror = jax.tree.map(moved, state.mirror, part)
+        mirror = jax.tree.map(move, state.mirror, part)
         estimate = jax.tree.map(lambda e, p: e.astype(p.dtype), estimate, part)
         return estimate, Mirrored(own, mirror)
 

@@ -102,7 +102,8 @@ def data_parallel(
         return runner.run(args, kwargs)
 
     run.__dict__.update(
-        lower=runner.staged(lambda step: step.lower), trace=runner.staged(lambda step: step.trace)
+        lower=runner.make_stage(lambda step: step.lower),
+        trace=runner.make_stage(lambda step: step.trace),
     )
     return run
 
@@ -123,7 +124,7 @@ class _Runner:
             self.unseen = not replicas.check(results, self.mesh, self.axis_name)
         return objects.finish(args, rest, results)
 
-    def staged(self, stage: Callable[..., Any]) -> Callable[..., Any]:
+    def make_stage(self, stage: Callable[..., Any]) -> Callable[..., Any]:
         """`lower` or `trace` of the compiled step, for shapes or arrays."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -135,7 +136,7 @@ class _Runner:
     def run_ahead(self, compiled: Any, rest: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The results of a step that was compiled ahead of time for these static leaves."""
 
-        def chosen(*plain, layout, keywords, rest: Any) -> Any:
+        def choose(*plain, layout, keywords, rest: Any) -> Any:
             if rest != wanted:
                 raise ValueError(
                     "the arguments must have the static leaves, and nnx objects of the structure, "
@@ -145,7 +146,7 @@ class _Runner:
             return compiled(*plain)
 
         wanted = rest
-        args, rest, results = self._call(args, kwargs, placement.put, lambda step: chosen)
+        args, rest, results = self._call(args, kwargs, placement.put, lambda step: choose)
         return objects.finish(args, rest, results)
 
     def _call(self, args: tuple, kwargs: dict[str, Any], move: Any, stage: Any) -> Any:
@@ -176,7 +177,7 @@ class _Runner:
                 return leaf
             alone.append(path)
             spec = placement.spec(path, leaf, {}, self.axis_name, self.mesh)
-            return placement.shared(leaf, self.mesh, self.workers, spec)
+            return placement.copy_to_all(leaf, self.mesh, self.workers, spec)
 
         plain, rest = objects.part(args, batches)
         plain = [

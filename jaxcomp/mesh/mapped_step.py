@@ -149,12 +149,12 @@ class MappedStep:
     ) -> Any:
         """The results of one worker, from its own arguments."""
 
-        def named(*own):
+        def call(*own):
             placed = len(own) - len(keywords)
             return self._step(*own[:placed], **dict(zip(keywords, own[placed:], strict=True)))
 
         try:
-            results = objects.call(named, list(own), rest, self.axis_name)
+            results = objects.call(call, list(own), rest, self.axis_name)
         except (TypeError, ValueError) as error:
             advice = self.given.advice(len(args), keywords)
             if advice and not hints.known(error):

@@ -52,7 +52,7 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
         shape = isinstance(leaf, jax.ShapeDtypeStruct)
         if per_worker.marked(path):
             if not shape and placement.of_one(leaf, workers):
-                return placement.shared(leaf, mesh, workers, spec)
+                return placement.copy_to_all(leaf, mesh, workers, spec)
             check_workers(leaf, workers)
         elif workers > 1:
             arguments.check_whole(leaf, axis_name, lambda: "`tree`", path)
@@ -62,7 +62,7 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
             )
         if spec != PartitionSpec():
             return processes.put(leaf, NamedSharding(mesh, spec))
-        if isinstance(leaf, core.Tracer) or placement.named(leaf, mesh):
+        if isinstance(leaf, core.Tracer) or placement.is_named(leaf, mesh):
             return leaf
         return placement.put(leaf, mesh, spec)
 

@@ -101,7 +101,7 @@ def placed(leaf: Any, mesh: Mesh | AbstractMesh) -> bool:
     return list(here.devices_indices_map(jnp.shape(leaf))) == list(mesh.devices.flat)
 
 
-def named(leaf: Any, mesh: Mesh | AbstractMesh) -> bool:
+def is_named(leaf: Any, mesh: Mesh | AbstractMesh) -> bool:
     """Whether an array has a sharding by names of this mesh's axes, or of an equal mesh's."""
     here = getattr(leaf, "sharding", None)
     return (
@@ -124,7 +124,7 @@ def of_one(leaf: Any, workers: int) -> bool:
     return workers > 1 and jnp.ndim(leaf) > 0 and leaf.shape[0] == 1
 
 
-def shared(leaf: Any, mesh: Mesh, workers: int, spec: PartitionSpec) -> Any:
+def copy_to_all(leaf: Any, mesh: Mesh, workers: int, spec: PartitionSpec) -> Any:
     """Copies `[1, …]`, one worker's memory, to each of `workers` workers."""
     shape = (workers, *leaf.shape[1:])
     if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -150,7 +150,7 @@ def homes(params: PyTree, mesh: Mesh | AbstractMesh) -> Homes:
 
 
 def _home_of(leaf: Any, mesh: Mesh | AbstractMesh) -> PartitionSpec | None:
-    if named(leaf, mesh):
+    if is_named(leaf, mesh):
         return _short(leaf.sharding.spec) if leaf.sharding.mesh.shape == mesh.shape else None
     names = explicit(mesh)
     if not names or not isinstance(leaf, core.Tracer) or _type(leaf).mesh != mesh.abstract_mesh:

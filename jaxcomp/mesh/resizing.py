@@ -95,12 +95,12 @@ def _resize(tx: Any, state: PyTree, params: PyTree, workers: int, before: int = 
     if jax.tree.structure(wanted) != jax.tree.structure(state):
         begun = _initial_state(tx, params, workers)
 
-        def carried(path, node, like):
+        def carry(path, node, like):
             if not kinds.REDUCTIONS.has(node):
                 return node
             return node.carried(like, workers, sharded=per_worker.shard_axes(path) is not None)
 
-        state = over(carried, state, begun, is_leaf=kinds.REDUCTIONS.has)
+        state = over(carry, state, begun, is_leaf=kinds.REDUCTIONS.has)
     move = functools.partial(_move, workers)
     return over(move, state, wanted, _roles(state), is_leaf=per_worker.is_per_worker)
 

@@ -105,7 +105,7 @@ class Rule(Protocol):
     def through(self, step: Step, inputs: list[Any]) -> Any:
         """The facts for the results of an equation."""
 
-    def decided(self, step: Step, by: Any, results: list[Any]) -> list[Any]:
+    def decide(self, step: Step, by: Any, results: list[Any]) -> list[Any]:
         """The facts for the results of a conditional or loop, from that of its condition."""
         ...
 
@@ -219,7 +219,7 @@ def _inside(step: Step, inputs: list[Any], rule: Rule) -> list[Any] | None:
         which, *rest = inputs
         each = [_run(branch, rest, step, rule) for branch in params["branches"]]
         joined = [functools.reduce(rule.join, facts) for facts in zip(*each, strict=True)]
-        return rule.decided(step, which, joined)
+        return rule.decide(step, which, joined)
     if step.name == "while":
         return _while(step, inputs, rule)
     if step.name == "scan":
@@ -242,7 +242,7 @@ def _while(step: Step, inputs: list[Any], rule: Rule) -> list[Any]:
     while True:
         results = _loop(params["body_jaxpr"], consts, carry, [], step, rule)
         (goes_on,) = _run(params["cond_jaxpr"], [*inputs[:first], *results], step, rule)
-        after = rule.decided(step, goes_on, results)
+        after = rule.decide(step, goes_on, results)
         if after == results:
             return after
         carry = after

@@ -201,7 +201,7 @@ class _Pooled:
         number = one.number if one.number == other.number else None
         return _Fact(one.bits | other.bits, number)
 
-    def decided(self, step: lineage.Step, by: _Fact, results: list[_Fact]) -> list[_Fact]:
+    def decide(self, step: lineage.Step, by: _Fact, results: list[_Fact]) -> list[_Fact]:
         del step
         bits = _as_data(by.bits)
         return [_Fact(fact.bits | bits, None if bits else fact.number) for fact in results]
@@ -296,7 +296,7 @@ class _Loss:
     def join(self, one: Any, other: Any) -> Any:
         return one if one == other else None
 
-    def decided(self, step: lineage.Step, by: Any, results: list[Any]) -> list[Any]:
+    def decide(self, step: lineage.Step, by: Any, results: list[Any]) -> list[Any]:
         return [self.join(by, fact) for fact in results] if step.name == "cond" else results
 
     def through(self, step: lineage.Step, inputs: list[Any]) -> Any:

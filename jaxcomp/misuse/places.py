@@ -57,7 +57,7 @@ class _Reached:
     def join(self, one: int, other: int) -> int:
         return one | other
 
-    def decided(self, step: lineage.Step, by: int, results: list[int]) -> list[int]:
+    def decide(self, step: lineage.Step, by: int, results: list[int]) -> list[int]:
         del step
         return [by | fact for fact in results]
 

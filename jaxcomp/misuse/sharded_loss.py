@@ -147,7 +147,7 @@ class _Scale:
         terms = one.terms if one.terms == other.terms else 0
         return _Fact(one.bits | other.bits, number, terms, one.at or other.at)
 
-    def decided(self, step: lineage.Step, by: _Fact, results: list[_Fact]) -> list[_Fact]:
+    def decide(self, step: lineage.Step, by: _Fact, results: list[_Fact]) -> list[_Fact]:
         del step
         more = by.bits & _SOURCES
         return [x._replace(bits=x.bits | more, at=x.at or by.at) for x in results]

@@ -141,7 +141,7 @@ class _Differs:
     def join(self, one: frozenset, other: frozenset) -> frozenset:
         return one | other
 
-    def decided(self, step: lineage.Step, by: frozenset, results: list[Any]) -> list[frozenset]:
+    def decide(self, step: lineage.Step, by: frozenset, results: list[Any]) -> list[frozenset]:
         for inside in self.collectives(step) if by else ():
             if self.found is None and by & set(lineage.axes_of(inside)):
                 self.found = step, inside

@@ -114,13 +114,13 @@ def rows(
 
 @functools.lru_cache(maxsize=1024)
 def _number_buckets(buckets: int) -> Callable[..., tuple[Array, Array]]:
-    def numbered(key: Array, first: Array) -> tuple[Array, Array]:
+    def seed_buckets(key: Array, first: Array) -> tuple[Array, Array]:
         number = first.astype(jnp.uint32) + jnp.arange(buckets, dtype=jnp.uint32)
         # If fused into the loop over elements, this chain makes the compiler recurse for seconds,
         # and the loop recomputes it for every element.
         return lax.optimization_barrier(absorb(key[0], key[1], number))
 
-    return xla.compile_separately(numbered)
+    return xla.compile_separately(seed_buckets)
 
 
 def at(high: Array, low: Array, position: Array) -> Array:

@@ -26,8 +26,8 @@ def check(name: str, tx: Any) -> optax.GradientTransformationExtraArgs:
 def forget(tx: optax.GradientTransformation, now: Any, state: PyTree, like: PyTree) -> PyTree:
     """The state with its memory cleared if `now`; its key and count are kept."""
 
-    def kept(new: jax.Array, old: jax.Array) -> jax.Array:
+    def clear(new: jax.Array, old: jax.Array) -> jax.Array:
         memory = jnp.issubdtype(old.dtype, jnp.floating)
         return jnp.where(now, new, old) if memory else old
 
-    return jax.tree.map(kept, tx.init(like), state)
+    return jax.tree.map(clear, tx.init(like), state)

@@ -58,7 +58,7 @@ class Adam:
         return jax.tree.map(lambda v: jnp.sqrt(v) + self.eps, corrected)
 
 
-def zero_unseen(x: PyTree, nu: PyTree) -> PyTree:
+def mask(x: PyTree, nu: PyTree) -> PyTree:
     """`x`, with zero where there has been no gradient yet.
 
     One bit cannot represent zero, and `x` would be divided by `ε` alone there.
@@ -66,7 +66,7 @@ def zero_unseen(x: PyTree, nu: PyTree) -> PyTree:
     return jax.tree.map(lambda x, v: jnp.where(v > 0, x, 0), x, nu)
 
 
-def doubling_interval(step: Array, block: int) -> tuple[Array, Array]:
+def interval(step: Array, block: int) -> tuple[Array, Array]:
     """Whether a step, counted from 1, is in a sequence of doubling intervals, and its index there.
 
     The sequence has the first `block` steps, then `block` steps at intervals of 2, then 4, etc.

@@ -30,12 +30,12 @@ def muon_by_shape(learning_rate: Any) -> optax.GradientTransformation:
     def dimensions(updates: Any) -> Any:
         return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), updates)
 
-    def scaled(update: jax.Array) -> jax.Array:  # A kernel of shape `(in, out)`.
+    def scale(update: jax.Array) -> jax.Array:  # A kernel of shape `(in, out)`.
         return update * (update.shape[1] / update.shape[0]) ** 0.5
 
     matrices = optax.chain(
         optax.contrib.scale_by_muon(beta=0.9, nesterov=False, weight_dimension_numbers=dimensions),
-        optax.stateless(lambda updates, _: jax.tree.map(scaled, updates)),
+        optax.stateless(lambda updates, _: jax.tree.map(scale, updates)),
         optax.add_decayed_weights(DECAY),
         optax.scale_by_learning_rate(learning_rate),
     )

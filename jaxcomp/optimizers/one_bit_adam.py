@@ -111,10 +111,10 @@ def scale_by_one_bit_adam(
 
         def frozen(grads: PyTree, count: Array, state: Any, params: PyTree | None) -> tuple:
             del count
-            own = moments.zero_unseen(adam.first(grads, state.mu), state.nu)
+            own = moments.mask(adam.first(grads, state.mu), state.nu)
             own = guarding.retyped(own, grads)
             mean, after = lossy.update(own, state.compressed, params, **extra)
-            mu = moments.zero_unseen(guarding.retyped(mean, state.mu), state.nu)
+            mu = moments.mask(guarding.retyped(mean, state.mu), state.nu)
             scaled = jax.tree.map(jnp.divide, mu, adam.root(state.nu, freeze_step))
             return scaled, mu, state.nu, state.dense, after
 

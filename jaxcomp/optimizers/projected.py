@@ -83,11 +83,11 @@ def averaged() -> optax.GradientTransformationExtraArgs:
         _require(params)
         passed = state.passed + 1
 
-        def moved(mean: Array, x: Array, u: Array) -> Array:
+        def move(mean: Array, x: Array, u: Array) -> Array:
             there = (x + u.astype(x.dtype)).astype(mean.dtype)
             return mean + (there - mean) / passed.astype(mean.dtype)
 
-        average = jax.tree.map(moved, state.average, params, updates)
+        average = jax.tree.map(move, state.average, params, updates)
         return updates, AveragedState(passed, average)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

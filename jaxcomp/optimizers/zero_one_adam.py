@@ -143,7 +143,7 @@ class _Rule:
 
         scale = self.adam.root(given.state.nu, given.renewals)
         averages = jax.tree.map(mean, given.own.offset, scale, self._moment(given))
-        averages = guarding.retyped(moments.zero_unseen(averages, given.state.nu), given.grads)
+        averages = guarding.retyped(moments.mask(averages, given.state.nu), given.grads)
         return guarding.where_finite(given.frozen, averages, given.grads)
 
     def met(self, given: _Given, mean: PyTree, after: Any) -> _Taken:
@@ -151,7 +151,7 @@ class _Rule:
         state = given.state
         mean = guarding.retyped(mean, state.mu)
         fed = self.adam.first(mean, state.mu)
-        mu = guarding.where_finite(given.frozen, moments.zero_unseen(mean, state.nu), fed)
+        mu = guarding.where_finite(given.frozen, moments.mask(mean, state.nu), fed)
         moved = guarding.where_finite(given.frozen, mu, self.adam.unbiased(mu, given.step))
         change = self._change(given, moved, state.nu)
         own = jax.tree.map(jnp.zeros_like, given.own)
@@ -175,9 +175,7 @@ class _Rule:
 
     def _against(self, given: _Given, m: PyTree, nu: PyTree, rate: Array) -> PyTree:
         """A step of this learning rate against a moment."""
-        step = jax.tree.map(
-            jnp.divide, moments.zero_unseen(m, nu), self.adam.root(nu, given.renewals)
-        )
+        step = jax.tree.map(jnp.divide, moments.mask(m, nu), self.adam.root(nu, given.renewals))
         return jax.tree.map(lambda d: -rate.astype(d.dtype) * d, step)
 
 
@@ -309,9 +307,7 @@ def by_zero_one_adam(
 
         step = counting.after(state.count)
         rate = rates.at(learning_rate, state.count).astype(state.total.dtype)
-        renews, times = moments.doubling_interval(
-            jnp.minimum(step, adam.freeze_step), intervals.renewals
-        )
+        renews, times = moments.interval(jnp.minimum(step, adam.freeze_step), intervals.renewals)
         frozen = conditional.uniform(step > adam.freeze_step, axis_name)
         meets = _meets(step - adam.freeze_step, intervals.double_every, intervals.max_interval)
         own, total = _Own(state.drift.own(), state.offset.own()), state.total + rate

@@ -124,7 +124,7 @@ def total(terms: Float32[Array, "n size"], rows: Rows = IN_XLA) -> Float32[Array
     # instructions more, to saturate. The product is exact, so it may be fused with the sum.
     anchored = terms * jnp.float32(2**FRACTION) + _ANCHOR
     integers = lax.bitcast_convert_type(anchored, jnp.int32) - _ANCHOR.view(np.int32)
-    return _add_limbs([integers], 2**FRACTION, rows)
+    return _add([integers], 2**FRACTION, rows)
 
 
 def _largest(bits: Array, rows: Rows) -> Array:
@@ -135,9 +135,7 @@ def _largest(bits: Array, rows: Rows) -> Array:
     return _apart(lambda bits: _largest(bits, rows), folded, rows)
 
 
-def _add_limbs(
-    limbs: list[Int32[Array, "n lanes"]], bound: int, rows: Rows
-) -> Float32[Array, "n 1"]:
+def _add(limbs: list[Int32[Array, "n lanes"]], bound: int, rows: Rows) -> Float32[Array, "n 1"]:
     """The sum of each row of numbers of so many limbs, each within `bound`, in 2⁻²¹."""
     if limbs[0].shape[1] == 1:
         limbs = _carry(limbs)
@@ -154,7 +152,7 @@ def _add_limbs(
     if bound * fan > 2**30:
         limbs, bound = _carry(limbs), 2**_LIMB
     folded = [_fold(limb, functools.partial(jnp.sum, dtype=jnp.int32), fan) for limb in limbs]
-    return _apart(lambda limbs: _add_limbs(limbs, bound * fan, rows), folded, rows)
+    return _apart(lambda limbs: _add(limbs, bound * fan, rows), folded, rows)
 
 
 def _of_segments(segments: Segments, reduce: str, rows: Array) -> Array:

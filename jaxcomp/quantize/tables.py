@@ -253,12 +253,7 @@ def _evenly(entropy: float, law: str) -> _Evenly:
     unit = (2**_PRECISION - 1) / values[number - 1]
     half = (0, *(int(v) for v in np.round(values[:number] * unit)))
     spacing = (thresholds[1] - thresholds[0]) * unit
-    return _Evenly(
-        half,
-        _drop_digits(values[number - 1]),
-        _drop_digits(thresholds[0] * unit),
-        _drop_digits(spacing),
-    )
+    return _Evenly(half, _round(values[number - 1]), _round(thresholds[0] * unit), _round(spacing))
 
 
 @functools.lru_cache
@@ -266,9 +261,9 @@ def _positive(width: int, law: str) -> tuple[tuple[int, ...], float]:
     _, centroids, _ = limits.lloyd_max(2**width, law)
     upper = np.asarray(centroids[2 ** (width - 1) :])
     top = 1 if width == 1 else 2**_PRECISION - 1
-    return tuple(int(v) for v in np.round(upper / upper[-1] * top)), _drop_digits(upper[-1])
+    return tuple(int(v) for v in np.round(upper / upper[-1] * top)), _round(upper[-1])
 
 
-def _drop_digits(x: float) -> float:
+def _round(x: float) -> float:
     """Drops the digits in which solvers on two machines differ: settings must be alike on all."""
     return round(float(x), 6)

@@ -38,20 +38,20 @@ def top_k(x: Array, ks: tuple[int, ...], segments: Segments) -> UInt32[Array, "n
     hits = parts.reach(x, low)
     found = parts.ones(hits)
 
-    def raised(x: Array, low: Array, found: Array) -> tuple[Array, Array]:
+    def raise_threshold(x: Array, low: Array, found: Array) -> tuple[Array, Array]:
         low, found = selection.bracket(x, jnp.minimum(k, found), room, low, parts)
         kept = _at_most(parts.reach(x, low), parts.reach(x, low + 1), room, parts)
         return kept, parts.ones(kept)
 
     over = jnp.any(found > room)
-    hits, found = lax.cond(over, raised, lambda *_: (hits, found), x, low, found)
+    hits, found = lax.cond(over, raise_threshold, lambda *_: (hits, found), x, low, found)
 
-    def filled(x: Array, hits: Array, found: Array) -> Array:  # With zeros, the first ones.
+    def fill(x: Array, hits: Array, found: Array) -> Array:  # With zeros, the first ones.
         zeros = ~parts.reach(x, jnp.ones_like(found))
         return hits | parts.first(zeros, jnp.maximum(k - found, 0))
 
     lacks = jnp.any(found < k)
-    hits = lax.cond(lacks, filled, lambda _, hits, __: hits, x, hits, found)
+    hits = lax.cond(lacks, fill, lambda _, hits, __: hits, x, hits, found)
     candidates = Segments(rooms, _NARROW)
     number = jnp.maximum(found, k)
     places = slots(bitmap.places(hits, sum(rooms), bitmap.from_first(n)), number, candidates)
@@ -92,7 +92,7 @@ def as_many_as_fit(
     n, parts, room = x.shape[0], Leaves(segments), _numbers(rooms, x.shape[0])
     total = parts.ones(hits)
 
-    def trimmed(x: Array, hits: Array) -> Array:
+    def trim(x: Array, hits: Array) -> Array:
         over = jnp.maximum(total - room, 0)
         begin = (start % jnp.maximum(total, 1).astype(jnp.uint32)).astype(jnp.int32)
         needed = parts.nonfinite(x)
@@ -105,7 +105,7 @@ def as_many_as_fit(
         kept = parts.first(hits, stop) & ~parts.first(hits, around)
         return kept | (hits & ~parts.first(hits, again))
 
-    hits = lax.cond(jnp.any(total > room), trimmed, lambda _, hits: hits, x, hits)
+    hits = lax.cond(jnp.any(total > room), trim, lambda _, hits: hits, x, hits)
     places = bitmap.places(hits, sum(rooms), bitmap.from_first(n))
     return places.astype(jnp.uint32), jnp.minimum(total, room)
 

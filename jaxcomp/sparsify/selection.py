@@ -81,19 +81,19 @@ def _of_many(x: Array, k: int) -> UInt32[Array, "n k"]:
     hits = bitmap.of(size_bits(x) >= low)
     found = bitmap.count(hits)
 
-    def tied(x: Array, low: Array) -> Array:  # More equal elements than there is room for.
+    def break_ties(x: Array, low: Array) -> Array:  # More equal elements than there is room for.
         above, equal = bitmap.of(size_bits(x) > low), bitmap.of(size_bits(x) == low)
         return above | bitmap.first(equal, room - bitmap.count(above)[:, None])
 
-    def narrowed(x: Array, low: Array) -> tuple[Array, Array]:
+    def narrow(x: Array, low: Array) -> tuple[Array, Array]:
         low, found = bracket(x, jnp.full_like(low, k), jnp.full_like(low, room), low, Row(size))
         hits = bitmap.of(size_bits(x) >= low)
         over = found > room
-        cut = lax.cond(jnp.any(over), tied, lambda *_: hits, x, low)
+        cut = lax.cond(jnp.any(over), break_ties, lambda *_: hits, x, low)
         return jnp.where(over, cut, hits), jnp.minimum(found[:, 0], room)
 
     missed = jnp.any((found < k) | (found > room))
-    hits, found = lax.cond(missed, narrowed, lambda *_: (hits, found), x, low)
+    hits, found = lax.cond(missed, narrow, lambda *_: (hits, found), x, low)
     places = bitmap.places(hits, room, bitmap.from_first(n))
     real = lax.broadcasted_iota(jnp.int32, places.shape, 1) < found[:, None]
     candidates = jnp.where(real, size_bits(take(x, places)), -1)
@@ -194,19 +194,19 @@ def bracket(
     Where so many are equal that there is none, it is the one that those reach.
     """
 
-    def undecided(low, found, high):
+    def is_undecided(low, found, high):
         return (found > room) & (high - low > 1)
 
     def go_on(state):
         low, found, high, *_ = state
-        return jnp.any(undecided(low, found, high))
+        return jnp.any(is_undecided(low, found, high))
 
     def narrow(state):
         low, found, high, trial, step = state
         # The barrier keeps the compiler from storing the bits of all elements before the loop.
         elements, trial = lax.optimization_barrier((x, trial))
         here = parts.at_least(size_bits(elements), trial)
-        open_ = undecided(low, found, high)
+        open_ = is_undecided(low, found, high)
         enough = open_ & (here >= k)
         fewer = open_ & (here < k)
         low, found = jnp.where(enough, trial, low), jnp.where(enough, here, found)

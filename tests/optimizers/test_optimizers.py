@@ -178,13 +178,11 @@ def test_intervals_double():
             number += 1
             renewals.append(t)
         steps = jnp.arange(1, 401)
-        go, times = jax.jit(jax.vmap(functools.partial(moments.doubling_interval, block=block)))(
-            steps
-        )
+        go, times = jax.jit(jax.vmap(functools.partial(moments.interval, block=block)))(steps)
         want = np.isin(steps, renewals)
         np.testing.assert_array_equal(go, want)
         np.testing.assert_array_equal(times, np.cumsum(want))
-    assert moments.doubling_interval(jnp.int32(2**31 - 1), 2**30)[1] == 2**30 + (2**30 - 1) // 2
+    assert moments.interval(jnp.int32(2**31 - 1), 2**30)[1] == 2**30 + (2**30 - 1) // 2
     assert bool(zero_one._meets(jnp.int32(2**31 - 16), 1, 16))
     meets = zero_one._meets(jnp.arange(1, 13), 4, 3)
     assert [t for t, met in enumerate(meets, 1) if met] == [1, 2, 3, 4, 6, 8, 9, 12]

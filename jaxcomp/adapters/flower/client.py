@@ -290,13 +290,11 @@ def _follow(
         params = turns.whole(method, centre.params, turn, raw.read(part, like))
         return _learn(method, centre, params)
     payload = from_bytes(method.downlink.policy, part, like)
-    return _step_centre(
-        method, turn, turns.key(method, centre.params, key, number), centre, payload
-    )
+    return _advance(method, turn, turns.key(method, centre.params, key, number), centre, payload)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _step_centre(method: Method, turn: int, key: Array, centre: Centre, payload: Any) -> Centre:
+def _advance(method: Method, turn: int, key: Array, centre: Centre, payload: Any) -> Centre:
     before = turns.part(method, centre.params, turn)
     after = server.follow(method, key, before, payload)
     return _learn(method, centre, turns.whole(method, centre.params, turn, after))
