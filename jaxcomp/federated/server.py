@@ -71,8 +71,7 @@ def init(method: Method, params: PyTree, clients: int) -> ServerState:
     params = jax.tree.map(jnp.array, params)  # Its own copy: a round may donate it.
     plan = method.uplink.plan(params)
     likes = tuple(summing.accumulator(batch.like) for batch in plan.batches)
-    dense = tuple(plan.likes[number] for number in plan.dense)
-    wide = tuple(summing.accumulator(like) for like in dense)
+    wide = tuple(map(summing.accumulator, plan.dense_likes))
     uplink = method.uplink
     return ServerState(
         jnp.zeros((), jnp.int32),
@@ -81,7 +80,7 @@ def init(method: Method, params: PyTree, clients: int) -> ServerState:
         (uplink.feedback.init((), likes), uplink.dense_feedback.init((), wide)),
         uplink.side.shared(params),
         () if method.downlink is None else _down_init(method.downlink, params),
-        method.aggregate.init((likes, dense), clients),
+        method.aggregate.init((likes, plan.dense_likes), clients),
     )
 
 
@@ -112,12 +111,11 @@ def round_key(key: Array, number: Array | int) -> Array:
 def nothing(method: Method, like: PyTree) -> Total:
     """The total before the first message."""
     plan = method.uplink.plan(like)
-    stacks = tuple(jnp.zeros(b.like.shape, summing.wide(b.dtype)) for b in plan.batches)
-    dense = (plan.likes[number] for number in plan.dense)
+    stacks = tuple(summing.zeros(batch.like) for batch in plan.batches)
     zero = jnp.zeros((), jnp.float32)
     return Total(
         stacks,
-        tuple(jnp.zeros(x.shape, summing.wide(x.dtype)) for x in dense),
+        tuple(map(summing.zeros, plan.dense_likes)),
         zero,
         jnp.zeros((), jnp.int32),
         jax.tree.map(jnp.zeros_like, stacks) if method.mean == "senders" else (),

@@ -63,7 +63,7 @@ def update(
         batches: arrays with a leading axis of steps.
         steps: how many of the batches are used.
     """
-    count = _length(batches)
+    count = jax.tree.leaves(batches)[0].shape[0]
     if method.delay >= count:
         raise ValueError(
             f"`batches` must have more steps than the delay, {method.delay}, got {count}"
@@ -131,7 +131,3 @@ def _met(mix: float, offset: PyTree, centre: PyTree, before: PyTree) -> PyTree:
         lambda by, now, was: now.astype(by.dtype) - was.astype(by.dtype), offset, centre, before
     )
     return worker_round.resume(mix, offset, moved)
-
-
-def _length(batches: Any) -> int:
-    return jax.tree.leaves(batches)[0].shape[0]

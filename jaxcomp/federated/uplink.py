@@ -161,12 +161,10 @@ def init(uplink: Uplink, params: PyTree) -> Memory:
     """A client's memory before its first message."""
     plan = uplink.plan(params)
     likes = tuple(batch.like for batch in plan.batches)
-    dense = tuple(plan.likes[number] for number in plan.dense)
-    codecs = tuple(batch.codec.init(batch.like) for batch in plan.batches)
     return Memory(
         uplink.feedback.init(likes, ()),
-        uplink.dense_feedback.init(dense, ()),
-        () if uplink.guessed else codecs,
+        uplink.dense_feedback.init(plan.dense_likes, ()),
+        () if uplink.guessed else send.init(plan.batches),
         uplink.side.own(params),
     )
 

@@ -48,6 +48,11 @@ class Layout:
     unused: tuple[str, ...]
     treedef: Any
 
+    @property
+    def dense_likes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shape and dtype of every leaf that is sent dense."""
+        return tuple(self.likes[number] for number in self.dense)
+
 
 class TreePayload(NamedTuple):
     """The payload of every batch, and the dense leaves."""

@@ -186,7 +186,7 @@ def _mixed(
 
 def _assembled(layout: trees.Layout, stacks: Stacks) -> PyTree:
     """The tree of these stacks; only leaves without elements are outside of all batches."""
-    empty = [jnp.zeros(layout.likes[i].shape, layout.likes[i].dtype) for i in layout.dense]
+    empty = [jnp.zeros(like.shape, like.dtype) for like in layout.dense_likes]
     return trees.assemble(layout, stacks, empty)
 
 

@@ -19,11 +19,7 @@ from jaxcomp.types import Array, PyTree
 
 def start(params: PyTree) -> PyTree:
     """The offset of a worker at the centre."""
-
-    def zero(leaf: Any) -> Array:  # A leaf may be a Python number.
-        return jnp.zeros(jnp.shape(leaf), summing.wide(jnp.result_type(leaf)))
-
-    return jax.tree.map(zero, params)
+    return jax.tree.map(summing.zeros, params)
 
 
 def exact(center: PyTree, offset: PyTree) -> PyTree:
