@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 import jaxcomp
 from jaxcomp.exchange import send
-from jaxcomp.reducers import AllGather, AllToAll, Combine, Combined, Join, Leg, Mean
+from jaxcomp.reducers import AllGather, AllToAll, Average, Combine, Join, Leg, Outcome
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class HalfDown(jaxcomp.Reducer):
     @property
     def route(self):
         down = jaxcomp.Link(jaxcomp.cast("bfloat16"), jaxcomp.Residual())
-        return Leg(AllToAll(), self.up, Mean()), Leg(AllGather(), down, Join())
+        return Leg(AllToAll(), self.up, Average()), Leg(AllGather(), down, Join())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class OneByOne(Combine):
         total, _ = jax.lax.scan(add, zeros, jnp.arange(n))
         pairs = zip(total, stage.likes, strict=True)
         value = tuple((t / n).astype(like.dtype) for t, like in pairs)
-        return Combined(value, sent.sent, heard.share, state)
+        return Outcome(value, sent.sent, heard.share, state)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,10 +24,10 @@ from jaxcomp.base.gate import Gate as Gate, Opened as Opened
 from jaxcomp.base.graph import Graph as Graph
 from jaxcomp.base.leg import (
     Combine as Combine,
-    Combined as Combined,
     Heard as Heard,
     Leg as Leg,
     Move as Move,
+    Outcome as Outcome,
 )
 from jaxcomp.base.period import Period as Period
 from jaxcomp.base.reducer import (

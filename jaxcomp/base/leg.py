@@ -40,7 +40,7 @@ class Heard(NamedTuple):
     share: Array | float
 
 
-class Combined(NamedTuple):
+class Outcome(NamedTuple):
     """The result of a leg on a device.
 
     Attributes:
@@ -118,7 +118,7 @@ class Combine(Interface, abstract=True):
         return ()
 
     @abc.abstractmethod
-    def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Combined:
+    def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Outcome:
         """Combines payloads along a stage of the plan; `sent` is this worker's own message."""
 
     def effort(self, stage: Any) -> tuple[float, float]:

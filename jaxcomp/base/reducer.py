@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from jaxcomp.base import interface
 from jaxcomp.base.interface import Interface
-from jaxcomp.base.leg import Combined, Leg
+from jaxcomp.base.leg import Leg, Outcome
 from jaxcomp.types import Array, PyTree, Stacks
 
 
@@ -110,7 +110,7 @@ class Reducer(Interface, abstract=True):
 
     def collect(
         self, plan: Any, key: Array, message: Stacks, state: PyTree, weight: Array | None = None
-    ) -> Combined:
+    ) -> Outcome:
         """Computes the mean of all messages, without a route."""
         raise NotImplementedError(f"{type(self).__name__} must have a `route`, or define `collect`")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import jaxcomp
 
-_FAMILIES = ("codecs", "aggregates", "gates", "graphs", "federated", "optimizers")
+_FAMILIES = ("codecs", "aggregates", "gates", "graphs", "federated", "optimizers", "reducers")
 _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

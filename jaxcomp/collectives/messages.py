@@ -15,7 +15,7 @@ from jax import lax
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Combine, Leg, Move
 from jaxcomp.exchange import legs, send
-from jaxcomp.exchange.combines import Each, Mean
+from jaxcomp.exchange.combines import Average, Each
 from jaxcomp.exchange.moves import AllGather, AllToAll
 from jaxcomp.exchange.plan import Shapes, by_shapes
 from jaxcomp.exchange.stages import stages_of
@@ -103,12 +103,12 @@ def to_each(wire: Wire, key: Array, trees_: PyTree) -> PyTree:
 def sum_of_each(wire: Wire, key: Array, trees_: PyTree) -> PyTree:
     """The sum of the trees that this worker receives, in the order of their senders."""
     scatter = functools.partial(lax.psum_scatter, scatter_dimension=0)
-    return _sent(wire, key, trees_, AllToAll(), Mean("one"), scatter, leading=1)
+    return _sent(wire, key, trees_, AllToAll(), Average("one"), scatter, leading=1)
 
 
 def sum_of_all(wire: Wire, key: Array, tree: PyTree) -> PyTree:
     """The sum of all workers' trees, each sent whole to all workers."""
-    return _sent(wire, key, tree, AllGather(), Mean("one"), lax.psum)
+    return _sent(wire, key, tree, AllGather(), Average("one"), lax.psum)
 
 
 def _sent(

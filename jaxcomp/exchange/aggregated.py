@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import UInt32
 
 from jaxcomp.aggregates import combining
-from jaxcomp.base import Aggregate, Combine, Combined, Heard
+from jaxcomp.base import Aggregate, Combine, Heard, Outcome
 from jaxcomp.exchange import receive, send
 from jaxcomp.mesh import kinds
 from jaxcomp.types import Array, Batches, PyTree, Stacks
@@ -30,7 +30,7 @@ class AggregateState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Aggregated(Combine):
+class Aggregation(Combine):
     """The messages combined by an aggregate, without those that are not finite.
 
     A weight says whether a worker is present: it counts as 1 if it is above zero.
@@ -47,13 +47,13 @@ class Aggregated(Combine):
         held = self.aggregate.init(likes, stage.workers)
         return AggregateState(held, jnp.zeros((), jnp.uint32))
 
-    def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: Any) -> Combined:
+    def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: Any) -> Outcome:
         absent = heard.weights is None
         present = jnp.ones(stage.workers, bool) if absent else heard.weights > 0
         weights = present.astype(jnp.float32)
         share = 1.0 if absent else jnp.sum(weights) * (1 / stage.workers)
         if not stage.batches:
-            return Combined((), sent.sent, share, state)
+            return Outcome((), sent.sent, share, state)
 
         def message(worker: Array) -> Stacks:
             payload = jax.tree.map(lambda leaf: leaf[worker], heard.payloads)
@@ -71,7 +71,7 @@ class Aggregated(Combine):
         if not absent and not self.aggregate.linear:
             value = jax.tree.map(lambda x: (x * share).astype(x.dtype), value)
         held = state.everyones if self.aggregate.streams else found.state
-        return Combined(value, sent.sent, share, AggregateState(held, found.excluded))
+        return Outcome(value, sent.sent, share, AggregateState(held, found.excluded))
 
     def effort(self, stage: Any) -> tuple[float, float]:
         return stage.workers, 0.0

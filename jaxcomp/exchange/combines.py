@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxcomp import checks
 from jaxcomp.backend import xla
-from jaxcomp.base import Combine, Combined, Heard
+from jaxcomp.base import Combine, Heard, Outcome
 from jaxcomp.exchange import guarding, moves, receive, send
 from jaxcomp.layout import batches as batches_
 from jaxcomp.numerics import summing
@@ -19,7 +19,7 @@ from jaxcomp.types import Array, PyTree, Stacks
 
 
 @dataclasses.dataclass(frozen=True)
-class Mean(Combine):
+class Average(Combine):
     """The mean of all decoded messages, `Σ wᵢ·cᵢ / n`, added in the order of the workers.
 
     Args:
@@ -32,7 +32,7 @@ class Mean(Combine):
     def __post_init__(self):
         checks.choice("over", self.over, ("workers", "senders", "one"))
 
-    def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Combined:
+    def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Outcome:
         value = receive.mean(
             key,
             stage.arrives,
@@ -43,16 +43,16 @@ class Mean(Combine):
             stage.first,
             over=self.over,
         )
-        return Combined(value, sent.sent, heard.share, state)
+        return Outcome(value, sent.sent, heard.share, state)
 
 
 @dataclasses.dataclass(frozen=True)
 class Each(Combine):
     """Each worker's decoded message: arrays with a leading axis of workers."""
 
-    def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Combined:
+    def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Outcome:
         given = (key, stage.arrives, heard.payloads, sent.sides, stage.workers, stage.first)
-        return Combined(receive.each(*given), sent.sent, heard.share, state)
+        return Outcome(receive.each(*given), sent.sent, heard.share, state)
 
     def effort(self, stage: Any) -> tuple[float, float]:
         return stage.workers, 0.0
@@ -62,19 +62,19 @@ class Each(Combine):
 class Join(Combine):
     """The rows of all workers one after another, of which each encoded its own slice."""
 
-    def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Combined:
+    def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Outcome:
         given = (key, stage.batches, heard.payloads, sent.sides, stage.workers)
-        return Combined(receive.slices(*given), sent.sent, heard.share, state)
+        return Outcome(receive.slices(*given), sent.sent, heard.share, state)
 
     def effort(self, stage: Any) -> tuple[float, float]:
         return stage.workers, 0.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Total(Combine):
+class Sum(Combine):
     """The mean from the sum of all payloads, of which one is decoded."""
 
-    def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Combined:
+    def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Outcome:
         def mean(batch: Any, payload: PyTree) -> Callable[..., Array]:
             before, factor = moves.factors(stage.workers, batch, payload)
             like = summing.accumulator(batch.like)
@@ -96,7 +96,7 @@ class Total(Combine):
                 keys, stage.batches, heard.payloads, sent.sides, strict=True
             )
         )
-        return Combined(value, sent.sent, heard.share, state)
+        return Outcome(value, sent.sent, heard.share, state)
 
     def effort(self, stage: Any) -> tuple[float, float]:
         return 1.0, 0.0
@@ -113,7 +113,7 @@ class Mix(Combine):
 
     excludes = True
 
-    def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Combined:
+    def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Outcome:
         mirrors, (sources, times) = stage.leg.link.feedback.facts.mirrors, heard.weights
         own, usable = _usable(sent.sent, mirrors)
         part = own
@@ -124,7 +124,7 @@ class Mix(Combine):
             if not mirrors:  # The sender keeps its weight for itself.
                 weight = jnp.where(sound & usable, weight, 0)
             part = jax.tree.map(functools.partial(_mixed, weight), part, own, theirs)
-        return Combined(part, own, heard.share, state)
+        return Outcome(part, own, heard.share, state)
 
     def effort(self, stage: Any) -> tuple[float, float]:
         return 1.0, stage.leg.move.messages(stage)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from jax import lax
 
-from jaxcomp.base import Combined
+from jaxcomp.base import Outcome
 from jaxcomp.exchange import phases, send
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.exchange.stages import Stage
@@ -58,7 +58,7 @@ def begin(stage: Stage, axis_name: AxisName) -> LegState:
 
 def collect(
     plan: Plan, key: Array, message: Stacks, state: PyTree, weight: Array | None = None
-) -> Combined:
+) -> Outcome:
     """Runs the first leg: this device's part of the mean of all messages.
 
     Args:
@@ -110,7 +110,7 @@ def run(
     state: LegState,
     axis_name: AxisName,
     weight: Array | None = None,
-) -> tuple[Combined, LegState]:
+) -> tuple[Outcome, LegState]:
     """Runs a leg.
 
     Args:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomp.base import Combined
+from jaxcomp.base import Outcome
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.types import Array, PyTree, Stacks
 
@@ -53,15 +53,15 @@ def init(plan: Plan, begin: Callable[[Plan], PyTree]) -> PhasesState:
 
 def collect(
     plan: Plan,
-    run: Callable[..., Combined],
+    run: Callable[..., Outcome],
     key: Array,
     message: Stacks,
     state: PhasesState,
     weight: Array | None,
-) -> Combined:
+) -> Outcome:
     """Runs the first leg of the current phase."""
 
-    def branch(own: Plan) -> Callable[..., Combined]:
+    def branch(own: Plan) -> Callable[..., Outcome]:
         def collect(key, message, state, weight):
             got = run(own, key, message, state, weight)
             return got._replace(share=jnp.asarray(got.share, jnp.float32))

@@ -6,18 +6,18 @@ own is made of.
 
 from jaxcomp.base import (
     Combine as Combine,
-    Combined as Combined,
     Heard as Heard,
     Leg as Leg,
     Move as Move,
+    Outcome as Outcome,
 )
-from jaxcomp.exchange.aggregated import Aggregated as Aggregated
+from jaxcomp.exchange.aggregated import Aggregation as Aggregation
 from jaxcomp.exchange.combines import (
+    Average as Average,
     Each as Each,
     Join as Join,
-    Mean as Mean,
     Mix as Mix,
-    Total as Total,
+    Sum as Sum,
 )
 from jaxcomp.exchange.moves import (
     AllGather as AllGather,

@@ -6,7 +6,7 @@ import math
 from jax import lax
 
 from jaxcomp import checks
-from jaxcomp.base import Combined, Costs, Reducer, ReducerFacts
+from jaxcomp.base import Costs, Outcome, Reducer, ReducerFacts
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.theory import cost
 from jaxcomp.types import Array, Stacks
@@ -41,9 +41,9 @@ class Dense(Reducer):
 
     def collect(
         self, plan: Plan, key: Array, message: Stacks, state: tuple, weight: Array | None = None
-    ) -> Combined:
+    ) -> Outcome:
         share = 1.0 if weight is None else lax.pmean(weight, plan.axis)
-        return Combined(message, message, share, state)  # No leaf is compressed.
+        return Outcome(message, message, share, state)  # No leaf is compressed.
 
     def costs(self, plan: Plan) -> Costs:
         """No compressed leaves; the efforts of an all-reduce and of the casts around it."""

@@ -5,7 +5,7 @@ from typing import cast
 
 from jaxcomp import checks
 from jaxcomp.base import Codec, Leg, Reducer
-from jaxcomp.exchange.combines import Mean
+from jaxcomp.exchange.combines import Average
 from jaxcomp.exchange.moves import AllGather
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
@@ -67,4 +67,4 @@ class Gather(Reducer):
 
     @property
     def route(self) -> tuple[Leg, ...]:
-        return (Leg(AllGather(self.collectives), self.link, Mean(self.over)),)
+        return (Leg(AllGather(self.collectives), self.link, Average(self.over)),)

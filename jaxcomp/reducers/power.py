@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxcomp import checks, feedback as feedback_
 from jaxcomp.backend import axes
-from jaxcomp.base import Codec, Combined, Costs, Feedback, Reducer, ReducerFacts
+from jaxcomp.base import Codec, Costs, Feedback, Outcome, Reducer, ReducerFacts
 from jaxcomp.codecs import low_rank
 from jaxcomp.codecs.low_rank import LowRank
 from jaxcomp.exchange import legs, packing
@@ -155,7 +155,7 @@ class PowerIteration(Reducer):
         message: Stacks,
         state: PowerState,
         weight: Array | None = None,
-    ) -> Combined:
+    ) -> Outcome:
         plans, batches = self._plans(plan), plan.batches
 
         def mean(number: int, vectors: Stacks) -> tuple[Stacks, Stacks, PyTree]:
@@ -164,11 +164,11 @@ class PowerIteration(Reducer):
 
         share = 1.0 if weight is None else lax.pmean(weight, plan.axis)
         if not batches:
-            return Combined((), (), share, state)
+            return Outcome((), (), share, state)
         matrices = [b.codec.matrices(x) for b, x in zip(batches, message, strict=True)]
         step = self._in_turns if self.alternate else self._together
         means, own, state = step(batches, matrices, state, mean)
-        return Combined(_products(batches, means), _products(batches, own), share, state)
+        return Outcome(_products(batches, means), _products(batches, own), share, state)
 
     def costs(self, plan: Plan) -> Costs:
         """One or two exchanges of factors; each batch's bytes of the factors that it sends."""

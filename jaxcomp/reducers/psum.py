@@ -4,7 +4,7 @@ import dataclasses
 from typing import cast
 
 from jaxcomp.base import Codec, Leg, Reducer
-from jaxcomp.exchange.combines import Total
+from jaxcomp.exchange.combines import Sum
 from jaxcomp.exchange.moves import AllReduce
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
@@ -65,4 +65,4 @@ class Psum(Reducer):
 
     @property
     def route(self) -> tuple[Leg, ...]:
-        return (Leg(AllReduce(), self.link, Total()),)
+        return (Leg(AllReduce(), self.link, Sum()),)

@@ -8,7 +8,7 @@ from typing import Any, cast
 from jaxcomp import checks
 from jaxcomp.base import Aggregate, Codec, Leg, Reducer
 from jaxcomp.codecs.identity import Identity
-from jaxcomp.exchange.aggregated import Aggregated
+from jaxcomp.exchange.aggregated import Aggregation
 from jaxcomp.exchange.moves import AllGather
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
@@ -132,4 +132,4 @@ class Robust(Reducer):
 
     @property
     def route(self) -> tuple[Leg, ...]:
-        return (Leg(AllGather(self.collectives), self.uplink, Aggregated(self.aggregate)),)
+        return (Leg(AllGather(self.collectives), self.uplink, Aggregation(self.aggregate)),)

@@ -6,7 +6,7 @@ from typing import cast
 from jaxcomp import checks
 from jaxcomp.base import Codec, Leg, Reducer
 from jaxcomp.codecs.identity import Identity
-from jaxcomp.exchange.combines import Join, Mean
+from jaxcomp.exchange.combines import Average, Join
 from jaxcomp.exchange.moves import AllGather, AllToAll
 from jaxcomp.feedback import Link
 from jaxcomp.layout import policy as policy_
@@ -83,7 +83,7 @@ class TwoShot(Reducer, public=("downlink",)):
 
     @property
     def route(self) -> tuple[Leg, ...]:
-        up = Leg(AllToAll(self.collectives), self.uplink, Mean())
+        up = Leg(AllToAll(self.collectives), self.uplink, Average())
         return up, Leg(AllGather(self.collectives), self.downlink, Join())
 
 

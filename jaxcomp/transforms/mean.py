@@ -209,7 +209,7 @@ def transformation(
 ) -> optax.GradientTransformationExtraArgs:
     """The transformation of these arguments, which `check` accepts.
 
-    With `trusted` its callers have checked where it is called, and that updates are a worker's own.
+    With `trusted` its callers have checked where it is called, and the shapes of updates.
     """
     axis_name = given.axis_name
 
@@ -240,7 +240,7 @@ def transformation(
         params = _trained(params)
         if not trusted:
             places.check_shapes(updates, params, "parameters")
-            updates = own_gradients.check(updates, setup.axis_name)
+        updates = own_gradients.check(updates, setup.axis_name)
         if weight is not None:
             updates = weights.weighted(setup.source, updates, weight, axis_name)
         if lanes:  # A device averages the gradients of its lanes first.

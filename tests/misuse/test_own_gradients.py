@@ -368,3 +368,19 @@ def test_one_worker_may_do_as_it_likes():
     for check_vma in (True, False):
         trace(POOLED["plain"], mesh, check_vma)
     trace(AVERAGED["plain"], mesh, check_vma=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*compresses no leaf:UserWarning")
+def test_local_steps_that_average_gradients_warn(mesh):
+    """Their offsets are the same on all workers then, and messages save nothing."""
+    average = optax.stateless(lambda updates, _: jax.tree.map(pmean, updates))
+    inner = optax.chain(average, optax.sgd(0.1))
+    tx = jaxcomp.local_updates(inner, None, "data", reducer=jaxcomp.qsgd_inf(), every=2)
+
+    def step(params, state, x):
+        grads = jax.grad(own)(jaxcomp.view(params, state), x)
+        return tx.update(grads, state, params)
+
+    run = jaxcomp.data_parallel(step, mesh, "data")
+    with pytest.warns(UserWarning, match="that the program has averaged over the workers"):
+        jax.eval_shape(run, W, jaxcomp.init_state(tx, W, mesh, "data"), X)

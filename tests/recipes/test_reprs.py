@@ -9,11 +9,11 @@ import pytest
 from helpers.suite import CODECS, VARIANTS, label
 
 import jaxcomp
-from jaxcomp import aggregates, codecs, federated, gates, graphs, optimizers
+from jaxcomp import aggregates, codecs, federated, gates, graphs, optimizers, reducers
 from jaxcomp.base.interface import Interface
 from jaxcomp.cli import expressions
 
-PUBLIC = (jaxcomp, aggregates, codecs, federated, gates, graphs, optimizers)
+PUBLIC = (jaxcomp, aggregates, codecs, federated, gates, graphs, optimizers, reducers)
 """The modules whose names a user types."""
 
 PARTS = (
@@ -57,6 +57,7 @@ GRID = codecs.Uniform(7)
 ARGUMENTS = {
     "AdaptivePeriod": {"learning_rate": 0.1, "warmup": 50},
     "Alternating": {"graphs": (graphs.Ring(), graphs.OnePeer())},
+    "Aggregation": {"aggregate": aggregates.CoordinateMedian()},
     "Aggregated": {"feedback": jaxcomp.Residual(0.9)},
     "AtLeast": {"value": 0.5, "fraction": 0.1},
     "Bernoulli": {"p": 0.5},

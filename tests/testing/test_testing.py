@@ -10,7 +10,7 @@ import pytest
 import jaxcomp
 from jaxcomp import testing
 from jaxcomp.base import Combine, Feedback, Move, WrappedFeedback, WrappedReducer
-from jaxcomp.exchange.combines import Join, Mean
+from jaxcomp.exchange.combines import Average, Join
 from jaxcomp.exchange.moves import AllGather
 from jaxcomp.numerics import noise, summing
 from jaxcomp.testing import facts as facts_
@@ -409,7 +409,7 @@ def test_wrong_feedbacks_and_reducers_fail():
     with pytest.raises(AssertionError, match="check an instance"):
         testing.check_feedback(jaxcomp.Residual)
 
-    loud = overriding(two_shots, route=(dataclasses.replace(up, combine=Loud(Mean())), down))
+    loud = overriding(two_shots, route=(dataclasses.replace(up, combine=Loud(Average())), down))
     with pytest.raises(AssertionError, match=r"breaks the law pmean\(sent\) == part"):
         testing.check_reducer(loud)
 
