@@ -8,7 +8,6 @@ from jaxcomp.base import Outcome
 from jaxcomp.exchange import phases, send
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.exchange.stages import Stage
-from jaxcomp.feedback import NoFeedback
 from jaxcomp.mesh import per_worker
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import noise
@@ -75,7 +74,10 @@ def collect(
         return phases.collect(plan, collect, key, message, state, weight)
     if not plan.stages:
         return plan.reducer.collect(plan, key, message, state, weight)
-    got, after = run(plan.stages[0], key, message, state[0], plan.axis_name, weight)
+    stage, leg = plan.stages[0], state[0]
+    memory, worker = send.Memory((), leg.codec.own()), lax.axis_index(stage.axis)
+    own = send.send(key, stage.batches, message, memory, worker, stage.axis, weight=weight)
+    got, after = _arrive(stage, key, own, leg, plan.axis_name, weight)
     return got._replace(state=(after, *state[1:]))
 
 
@@ -85,11 +87,19 @@ def spread(plan: Plan, key: Array, part: Stacks, state: PyTree) -> tuple[Stacks,
         return phases.spread(plan, spread, key, part, state)
     if not plan.stages:
         return part, state
-    after = [state[0]]
-    for stage, own in zip(plan.stages[1:], state[1:], strict=True):
-        got, one = run(stage, noise.fold(key, _DOWN), stage.enter(part), own, plan.axis_name)
-        part = stage.leave(got.value)
-        after.append(one)
+    key, axis_name, after = noise.fold(key, _DOWN), plan.axis_name, [state[0]]
+    for stage, leg in zip(plan.stages[1:], state[1:], strict=True):
+        feedback, worker = stage.leg.link.feedback, lax.axis_index(stage.axis)
+        memory = send.Memory(per_worker.unwrap(leg.memory), leg.codec.own())
+        own = send.send(
+            key, stage.batches, stage.enter(part), memory, worker, stage.axis,
+            feedback=feedback, first=True,
+        )  # fmt: skip
+        got, one = _arrive(stage, key, own, leg, axis_name)
+        held = own.memory.feedback
+        whole, held = feedback.update(own.message, own.sent, got.value, 1.0, None, held)
+        after.append(one._replace(memory=per_worker.wrap(held, "slice", axis_name)))
+        part = stage.leave(whole)
     return part, tuple(after)
 
 
@@ -103,44 +113,26 @@ def known(plan: Plan, part: Stacks, state: PyTree) -> Stacks:
     return part
 
 
-def run(
+def run_once(stage: Stage, key: Array, x: Stacks) -> Stacks:
+    """Runs a first leg whose codecs have no memory: the rows of the result."""
+    state, worker = begin(stage, stage.axis), lax.axis_index(stage.axis)
+    memory = send.Memory((), state.codec.own())
+    own = send.send(key, stage.batches, x, memory, worker, stage.axis)
+    got, _ = _arrive(stage, key, own, state, stage.axis)
+    return got.value
+
+
+def _arrive(
     stage: Stage,
     key: Array,
-    x: Stacks,
+    own: send.Sent,
     state: LegState,
     axis_name: AxisName,
     weight: Array | None = None,
 ) -> tuple[Outcome, LegState]:
-    """Runs a leg.
-
-    Args:
-        stage: the leg, with the rows that pass it.
-        key: the key of the leg.
-        x: the rows of this worker.
-        state: the memory of the leg.
-        axis_name: the axes over which memory differs.
-        weight: this worker's weight; None for 1.
-    """
-    leg, worker = stage.leg, lax.axis_index(stage.axis)
-    feedback = leg.link.feedback if stage.later else NoFeedback()
-    memory = send.Memory(per_worker.unwrap(state.memory), state.codec.own())
-    own = send.send(
-        key, stage.batches, x, memory, worker, stage.axis,
-        feedback=feedback, weight=weight, first=stage.later,
-    )  # fmt: skip
+    """Moves and combines the payloads of a leg; its memory of codecs, move and combination."""
+    leg = stage.leg
     heard, turn = leg.move.run(stage, key, own, weight, state.turn)
     got = leg.combine.run(stage, key, heard, own, state.held)
-    held = ()
-    if stage.later:
-        value, after = feedback.update(
-            own.message, own.sent, got.value, 1.0, None, own.memory.feedback
-        )
-        got, held = got._replace(value=value), per_worker.wrap(after, "slice", axis_name)
     codecs = PerWorker.wrap(own.memory.codecs, state.codec.kind, axis_name)
-    return got, LegState(codecs, held, turn, got.state)
-
-
-def run_once(stage: Stage, key: Array, x: Stacks) -> Stacks:
-    """Runs a leg whose codecs have no memory: the rows of the result."""
-    got, _ = run(stage, key, x, begin(stage, stage.axis), stage.axis)
-    return got.value
+    return got, LegState(codecs, (), turn, got.state)

@@ -17,7 +17,7 @@ def by_dtype(arrays: Sequence[Array], move: Callable[[Array], Array]) -> list[Ar
         arrays: arrays of any shapes.
         move: a function of a vector, such as a mean over the workers, of the same length.
     """
-    found = list(arrays)  # Empty arrays stay as they are.
+    found = [x if x.size else jnp.zeros(x.shape, x.dtype) for x in arrays]  # The same on all.
     for dtype in dict.fromkeys(x.dtype for x in arrays if x.size):
         numbers = [i for i, x in enumerate(arrays) if x.dtype == dtype and x.size]
         sizes = [arrays[i].size for i in numbers]
