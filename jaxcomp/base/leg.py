@@ -64,9 +64,12 @@ class Move(Interface, abstract=True):
         same_on_all: whether every worker receives the same, or a slice of the same.
         collectives: the maximum number of collectives that the payload is split into; None for a
             number that depends on the size.
+        gives: the form of the received payloads: "senders" for those of all workers, with a leading
+            axis; "sum" for one; "neighbours" for a list.
     """
 
     splits = False
+    gives = "senders"
     same_on_all = True
     collectives: int | None = 1
 
@@ -106,11 +109,19 @@ class Combine(Interface, abstract=True):
         excludes: whether non-finite messages are left out, so that a worker with one must keep its
             own memory as it was.
         over: "workers" for the mean over all workers, "senders" for the mean over the workers that
-            sent an element.
+            sent an element, "one" and "each" for results that are no mean, for collectives.
+        takes: the form of the payloads, `gives` of a move; "slices" on a further leg.
+        slices: whether it works on slices of the rows.
     """
 
     excludes = False
     over = "workers"
+    takes = "senders"
+    slices = True
+
+    def check(self, link: Any) -> None:
+        """Raises a `ValueError` if messages of this link cannot be combined so."""
+        del link
 
     def init(self, stage: Any) -> PyTree:
         """The state before the first step, the same on all workers; `()` for none."""

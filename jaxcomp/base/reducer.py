@@ -83,7 +83,8 @@ class Reducer(Interface, abstract=True):
     device. Legs see only the compressed leaves, as one `[buckets, size]` array for each batch of
     the `exchange.plan.Plan`.
 
-    A reducer that is no sequence of legs has no route, and defines `init`, `collect` and `costs`.
+    A reducer that is no sequence of legs has no route, and defines `uplink`, `init`, `collect` and
+    `costs`.
 
     Attributes:
         route: the legs, in their order.
@@ -92,6 +93,23 @@ class Reducer(Interface, abstract=True):
     """
 
     route: tuple[Leg, ...] = ()
+
+    def __init_subclass__(cls, *, abstract: bool = False, **rest: Any):
+        super().__init_subclass__(abstract=abstract, **rest)
+        own = [name for name in ("init", "collect", "costs") if name in vars(cls)]
+        # Phases are facts, and have routes of their own.
+        coded = "uplink" in vars(cls) and ("collect" in own or "facts" in vars(cls))
+        if abstract or (cls.route == () and coded):
+            return
+        if cls.route == ():
+            raise TypeError(
+                f"{cls.__name__} must have a `route`, or define `uplink`, `collect` and `costs`"
+            )
+        if own:
+            raise TypeError(
+                f"{cls.__name__} must not define {own[0]} beside a `route`, whose legs run in its "
+                "place: define a combination or a move, or `route = ()`"
+            )
 
     @interface.derived
     def uplink(self) -> Any:

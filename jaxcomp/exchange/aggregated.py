@@ -41,6 +41,38 @@ class Aggregation(Combine):
 
     aggregate: Aggregate
     excludes = True
+    slices = False
+
+    def check(self, link: Any) -> None:
+        agreeing = [codec for codec in link.policy.codecs if codec.facts.agrees]
+        if agreeing:
+            raise ValueError(
+                "`link` must have codecs that every worker uses by itself, got "
+                f"{agreeing[0]!r}: the workers agree on its scales or levels, and a hostile one "
+                "would set them for all; use a codec such as jaxcomp.qsgd_inf(bits=4)"
+            )
+        shaped = [codec for codec in link.policy.codecs if codec.facts.shaped]
+        if shaped:
+            raise ValueError(
+                "`link` must have codecs for leaves of every shape, so that no leaf is averaged "
+                f"dense, got {shaped[0]!r}; use a codec such as jaxcomp.qsgd_inf(bits=4)"
+            )
+        feedback = link.feedback
+        if feedback.facts.mirrors:
+            raise ValueError(
+                "`link` must have no feedback with a mirror, which follows the mean of all "
+                f"messages and would differ from the senders' shifts, got {feedback!r} with "
+                f"{self.aggregate!r}; use jaxcomp.NoFeedback() with an unbiased codec, or "
+                "jaxcomp.Gather"
+            )
+        if not self.aggregate.linear and feedback.facts.memory:
+            raise ValueError(
+                "`link` must have jaxcomp.NoFeedback() with an aggregate that is not linear, got "
+                f"{feedback!r} with {self.aggregate!r}: a residual assumes that the steps add up "
+                "to the sum of all messages, so that what one message lost may be sent in a later "
+                "one. Use an unbiased codec, such as jaxcomp.qsgd(bits=4), or "
+                "jaxcomp.aggregates.Mean()"
+            )
 
     def init(self, stage: Any) -> AggregateState:
         likes = tuple(batch.like for batch in stage.batches)

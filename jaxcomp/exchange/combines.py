@@ -32,6 +32,23 @@ class Average(Combine):
     def __post_init__(self):
         checks.choice("over", self.over, ("workers", "senders", "one"))
 
+    def check(self, link: Any) -> None:
+        if self.over != "senders":
+            return
+        dense = [c for c in link.policy.codecs if not c.facts.names_senders]
+        if dense:
+            raise ValueError(
+                f"`over` must be 'workers' for codecs that send every element, got 'senders' with "
+                f"{dense[0]!r}; 'senders' needs a sparsifier such as jaxcomp.demo() or "
+                "jaxcomp.top_k()"
+            )
+        if link.feedback.facts.mirrors:
+            raise ValueError(
+                "`over` must be 'workers' with a feedback that has a mirror, got 'senders' with "
+                f"{link.feedback!r}; 'senders' can be combined with "
+                "jaxcomp.Residual()"
+            )
+
     def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Outcome:
         value = receive.mean(
             key,
@@ -50,6 +67,8 @@ class Average(Combine):
 class Each(Combine):
     """Each worker's decoded message: arrays with a leading axis of workers."""
 
+    over = "each"
+
     def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Outcome:
         given = (key, stage.arrives, heard.payloads, sent.sides, stage.workers, stage.first)
         return Outcome(receive.each(*given), sent.sent, heard.share, state)
@@ -62,6 +81,8 @@ class Each(Combine):
 class Join(Combine):
     """The rows of all workers one after another, of which each encoded its own slice."""
 
+    takes = "slices"
+
     def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Outcome:
         given = (key, stage.batches, heard.payloads, sent.sides, stage.workers)
         return Outcome(receive.slices(*given), sent.sent, heard.share, state)
@@ -73,6 +94,12 @@ class Join(Combine):
 @dataclasses.dataclass(frozen=True)
 class Sum(Combine):
     """The mean from the sum of all payloads, of which one is decoded."""
+
+    takes = "sum"
+
+    def check(self, link: Any) -> None:
+        for codec in link.policy.codecs:
+            codec.summable(1)
 
     def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Outcome:
         def mean(batch: Any, payload: PyTree) -> Callable[..., Array]:
@@ -112,6 +139,21 @@ class Mix(Combine):
     """
 
     excludes = True
+    takes = "neighbours"
+
+    def check(self, link: Any) -> None:
+        for codec in link.policy.codecs:
+            facts = codec.facts
+            if facts.agrees or facts.sided or facts.shaped:
+                raise ValueError(
+                    "`link` must have codecs that every worker uses by itself, for leaves of every "
+                    f"shape, got {codec!r}; use a codec such as jaxcomp.qsgd_inf(bits=4)"
+                )
+        if link.feedback.facts.accelerates or link.feedback.facts.needs_mean:
+            raise ValueError(
+                "`link` must have jaxcomp.NoFeedback(), jaxcomp.Residual() or jaxcomp.Shift(), "
+                f"since gossip mixes parameters, got {link.feedback!r}"
+            )
 
     def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Outcome:
         mirrors, (sources, times) = stage.leg.link.feedback.facts.mirrors, heard.weights

@@ -40,7 +40,9 @@ class AllGather(Move):
         del key
         given = (sent.payloads, () if weight is None else (weight,))
         payloads, weights = collectives.all_gather(given, stage.axis, stage.collectives)
-        return _weighed(stage, payloads, weights), state
+        if weight is None:
+            return Heard(payloads, None, 1.0), state
+        return Heard(payloads, weights[0], jnp.sum(weights[0]) * (1 / stage.workers)), state
 
     def link_bytes(self, stage: Any) -> int:
         payload = wire_cost.payload_like(stage.batches)
@@ -74,19 +76,16 @@ class AllToAll(Move):
         )
         weights = () if weight is None else (jnp.broadcast_to(weight, (stage.workers,)),)
         payloads, weights = collectives.all_to_all((rows, weights), stage.axis, stage.collectives)
-        return _weighed(stage, payloads, weights), state
+        if weight is None:
+            return Heard(payloads, None, 1.0), state
+        # Not the sum of what arrived, which types know as different between the workers.
+        return Heard(payloads, weights[0], lax.pmean(weight, stage.axis)), state
 
     def link_bytes(self, stage: Any) -> int:
         return (stage.workers - 1) * buffer.fused_bytes(_slices_like(stage))
 
     def messages(self, stage: Any) -> float:
         return stage.rounds(_slices_like(stage))
-
-
-def _weighed(stage: Any, payloads: Any, weights: tuple[Array, ...]) -> Heard:
-    if not weights:
-        return Heard(payloads, None, 1.0)
-    return Heard(payloads, weights[0], jnp.sum(weights[0]) * (1 / stage.workers))
 
 
 def _slices_like(stage: Any) -> tuple[PyTree, ...]:
@@ -103,6 +102,8 @@ class AllReduce(Move):
 
     Codecs must be linear, or have integers that add up; weights of integers must be 0 or 1.
     """
+
+    gives = "sum"
 
     def encodes(self, batches: Batches, workers: int) -> Batches:
         found = []
@@ -180,6 +181,7 @@ class Permute(Move):
 
     graph: Graph = Ring()
     same_on_all = False
+    gives = "neighbours"
 
     def init(self) -> Array:
         """The number of the next round's matrix."""

@@ -14,7 +14,7 @@ import numpy as np
 from jaxcomp.backend import axes
 from jaxcomp.base import Costs, Feedback, Reducer, ReducerFacts
 from jaxcomp.exchange import dense as dense_, over_workers
-from jaxcomp.exchange.stages import Stage, stages_of
+from jaxcomp.exchange.stages import Stage, check_route, stages_of
 from jaxcomp.feedback import NoFeedback, Residual
 from jaxcomp.layout import batches as batches_, policy as policy_, trees
 from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
@@ -324,6 +324,7 @@ def _made(
     sizes: tuple[int, ...],
     runs: int | None,
 ) -> Plan:
+    check_route(reducer.route)
     policy = policy_.NOTHING if reducer.uplink is None else reducer.uplink.policy
     slices, like = _slices(reducer, sizes), shapes.tree
     layout = trees.layout(policy, like, slices=slices, runs=runs or 1, mixed=True)

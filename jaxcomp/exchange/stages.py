@@ -110,6 +110,34 @@ class Stage:
         return "codec slice" if sliced else "codec"
 
 
+def check_route(route: Sequence[Leg]) -> None:
+    """Raises a `ValueError` unless the legs of a reducer fit together."""
+    for number, leg in enumerate(route):
+        given = f"{type(leg.move).__name__}() and {type(leg.combine).__name__}()"
+        if not isinstance(leg.link, Link):
+            raise ValueError(
+                f"`link` must be a Link, got {leg.link!r} with {given}: write jaxcomp.Link(codec)"
+            )
+        further = number > 0
+        form = "slices" if further and not leg.move.splits else leg.move.gives
+        if form != leg.combine.takes or (leg.move.splits and not leg.combine.slices):
+            raise ValueError(
+                f"`route` must have moves whose payloads their combinations take, got {given}"
+                f"{' on a further leg' if further else ''}: Average() and Aggregation(rule) follow "
+                "AllGather(), Average() AllToAll(), Sum() AllReduce(), Mix() Permute(graph), and "
+                "Join() the AllGather() of a second leg"
+            )
+        if leg.combine.over in ("one", "each"):
+            raise ValueError(f"`combine` must make a mean in a reducer, got {leg.combine!r}")
+        if not further:
+            leg.combine.check(leg.link)
+    if route and len(route) != 1 + route[0].move.splits:
+        raise ValueError(
+            "`route` must have a second leg, AllGather() and Join(), after a move that splits the "
+            f"rows, and only then, got {len(route)} legs that begin with {route[0].move!r}"
+        )
+
+
 def stages_of(
     route: Sequence[Leg], batches: Batches, axis: AxisName, workers: int, collectives: int = 1
 ) -> tuple[Stage, ...]:
@@ -120,7 +148,8 @@ def stages_of(
             rows = _cut(found[-1].arrives, cast(Link, leg.link), cast(Link, route[0].link))
         else:
             rows = leg.move.encodes(batches, workers)
-        found.append(Stage(leg, rows, axis, workers, collectives, later=bool(found)))
+        most = leg.move.collectives if found and leg.move.collectives else collectives
+        found.append(Stage(leg, rows, axis, workers, most, later=bool(found)))
     return tuple(found)
 
 

@@ -13,6 +13,7 @@ from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Feedback, Reducer
 from jaxcomp.exchange import plan as plan_, state as state_
 from jaxcomp.exchange.plan import Plan
+from jaxcomp.exchange.stages import check_route
 from jaxcomp.exchange.state import ReductionState
 from jaxcomp.feedback import Link, NoFeedback, Shift
 from jaxcomp.layout import trees
@@ -38,6 +39,8 @@ def given(codec: "Codec | Policy | Link | Reducer") -> "Link | Reducer":
             f"`codec` must be an instance, got the class {codec.__name__}: give its settings, as "
             f"in {codec.__name__}(...)"
         )
+    if isinstance(codec, Reducer):
+        check_route(codec.route)
     if isinstance(codec, Reducer | Link):
         return codec
     if isinstance(codec, Codec | Policy):

@@ -43,23 +43,7 @@ class Gather(Reducer):
         if not isinstance(self.link, Link):
             object.__setattr__(self, "link", Link(self.link))
         checks.choice("over", self.over, ("workers", "senders"))
-        if self.over == "senders":
-            self._check_senders()
-
-    def _check_senders(self) -> None:
-        dense = [c for c in self.uplink.policy.codecs if not c.facts.names_senders]
-        if dense:
-            raise ValueError(
-                f"`over` must be 'workers' for codecs that send every element, got 'senders' with "
-                f"{dense[0]!r}; 'senders' needs a sparsifier such as jaxcomp.demo() or "
-                "jaxcomp.top_k()"
-            )
-        if self.uplink.feedback.facts.mirrors:
-            raise ValueError(
-                "`over` must be 'workers' with a feedback that has a mirror, got 'senders' with "
-                f"{self.uplink.feedback!r}; 'senders' can be combined with "
-                "jaxcomp.Residual()"
-            )
+        Average(self.over).check(self.link)
 
     @property
     def uplink(self) -> Link:

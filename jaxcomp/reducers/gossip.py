@@ -63,19 +63,7 @@ class Gossip(Reducer):
         if not isinstance(self.link, Link):
             object.__setattr__(self, "link", Link(self.link))
         checks.part("graph", self.graph, Graph)
-        for codec in self._given.policy.codecs:
-            facts = codec.facts
-            if facts.agrees or facts.sided or facts.shaped:
-                raise ValueError(
-                    "`link` must have codecs that every worker uses by itself, for leaves of every "
-                    f"shape, got {codec!r}; use a codec such as jaxcomp.qsgd_inf(bits=4)"
-                )
-        feedback = self._given.feedback
-        if feedback.facts.accelerates or feedback.facts.needs_mean:
-            raise ValueError(
-                "`link` must have jaxcomp.NoFeedback(), jaxcomp.Residual() or jaxcomp.Shift(), "
-                f"since gossip mixes parameters, got {feedback!r}"
-            )
+        Mix().check(self._given)
 
     @property
     def _given(self) -> Link:

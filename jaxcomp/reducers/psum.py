@@ -56,8 +56,7 @@ class Psum(Reducer):
     def __post_init__(self):
         if not isinstance(self.link, Link):
             object.__setattr__(self, "link", Link(self.link))
-        for codec in self.uplink.policy.codecs:
-            codec.summable(1)
+        Sum().check(self.link)
 
     @property
     def uplink(self) -> Link:

@@ -420,6 +420,10 @@ class Loud(Combine):
 
     inner: Combine
 
+    @property
+    def takes(self):
+        return self.inner.takes
+
     def run(self, stage, key, heard, sent, state):
         got = self.inner.run(stage, key, heard, sent, state)
         return got._replace(value=tuple(2 * x for x in got.value))
