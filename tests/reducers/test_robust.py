@@ -327,7 +327,7 @@ def test_shards_combine_their_own():
         means, after = jaxcomp.data_parallel(step, mesh, "data")(state, grads)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(means))
         assert int(after.stats.excluded) == 1
-        held = after.memory.tree.reducer
+        held = after.memory.tree.reducer[0].held
         np.testing.assert_array_equal(held.excluded, [1, 0])
         if name == "credible":
             kept = np.asarray(held.everyones.credibility) == 1
