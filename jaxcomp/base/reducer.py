@@ -98,7 +98,7 @@ class Reducer(Interface, abstract=True):
         super().__init_subclass__(abstract=abstract, **rest)
         own = [name for name in ("init", "collect", "costs") if name in vars(cls)]
         # Phases are facts, and have routes of their own.
-        coded = "uplink" in vars(cls) and ("collect" in own or "facts" in vars(cls))
+        coded = "uplink" in vars(cls) and ({"collect", "costs"} <= {*own} or "facts" in vars(cls))
         if abstract or (cls.route == () and coded):
             return
         if cls.route == ():
@@ -130,14 +130,14 @@ class Reducer(Interface, abstract=True):
         self, plan: Any, key: Array, message: Stacks, state: PyTree, weight: Array | None = None
     ) -> Outcome:
         """Computes the mean of all messages, without a route."""
-        raise NotImplementedError(f"{type(self).__name__} must have a `route`, or define `collect`")
+        raise NotImplementedError(f"{type(self).__name__} has a route: legs.collect runs it")
 
     def costs(self, plan: Any) -> Costs:
         """The bytes and efforts of the compressed leaves, without a route.
 
         What follows from them, as `plan.batch_bytes` and `plan.link_bytes` do, is not known here.
         """
-        raise NotImplementedError(f"{type(self).__name__} must have a `route`, or define `costs`")
+        raise NotImplementedError(f"{type(self).__name__} has a route: `plan.costs` has its costs")
 
 
 class WrappedReducer(Reducer, abstract=True):

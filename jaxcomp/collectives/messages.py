@@ -55,14 +55,11 @@ class Wire:
 
         All buckets of a leaf are equal then.
         """
-        return by_shapes(_layout_of, self, like, None, ())
+        return by_shapes(_layout_of, self, like)
 
 
 @functools.lru_cache(maxsize=1024)
-def _layout_of(
-    wire: Wire, shapes: Shapes, axis_name: AxisName, sizes: tuple[int, ...]
-) -> tuple[trees.Layout, PyTree]:
-    del axis_name, sizes
+def _layout_of(wire: Wire, shapes: Shapes) -> tuple[trees.Layout, PyTree]:
     like = shapes.tree
     own = wire.for_leaves(like).policy
     layout = trees.layout(own, like, per_row=wire.per_row)

@@ -69,7 +69,9 @@ def all_gather(
         (2, 32)
 
     Note:
-        There is no forward-mode derivative (`jax.jvp`, `jax.jacfwd`), with `Identity()` neither.
+        Forward-mode derivatives (`jax.jvp`, `jax.jacfwd`) exist without a codec, or with
+        `Identity()`, where JAX tracks no types (`check_vma=False`, `jax.pmap`, `jax.vmap`), but for
+        `pvary` and `psum(..., replicated=True)`.
 
         Take gradients inside the mapped function, as in `jax.vmap(jax.grad(f), axis_name="fsdp")`:
         outside of `jax.vmap`, JAX runs the backward pass where the axis has no name any more.

@@ -187,6 +187,10 @@ class Psum(Transfer):
     down: Policy
     replicated: bool = False
 
+    @property
+    def exact(self) -> bool:
+        return super().exact and not (self.down.codecs or self.replicated)
+
     def run(self, key: Array, tree: PyTree) -> PyTree:
         n, way = self.workers, self._way(tree, self.workers)
         first, second = way.wires
@@ -264,6 +268,10 @@ class _Way(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Pvary(Transfer):
     """The same tree on all workers, typed as one that differs."""
+
+    @property
+    def exact(self) -> bool:
+        return False  # Its backward pass is a sum, where JAX knows of none.
 
     def run(self, key: Array, tree: PyTree) -> PyTree:
         del key

@@ -1,4 +1,4 @@
-"""The fast level of a reduction: a dense reduce-scatter before the links, an all-gather after."""
+"""The fast tier of a reduction: a dense reduce-scatter before the links, an all-gather after."""
 
 import functools
 from collections.abc import Sequence

@@ -69,6 +69,7 @@ class Plan:
             runs: the number of runs of leaves that share no batch; None for that of the reducer's
                 collectives.
         """
+        sizes = axes.sizes(axis_name) if sizes is None else sizes
         return by_shapes(_made, reducer, like, axis_name, sizes, runs)
 
     @functools.cached_property
@@ -78,7 +79,7 @@ class Plan:
 
     @functools.cached_property
     def reducer(self) -> Reducer:
-        """The reducer of the links: the given one, or its slow level."""
+        """The reducer of the links: the given one, or its slow tier."""
         return self.given if self.facts.tiers is None else self.facts.tiers[1]
 
     @functools.cached_property
@@ -177,7 +178,7 @@ class Plan:
 
     @functools.cached_property
     def costs(self) -> Costs:
-        """The costs of the links; with a fast level, of this device's slice."""
+        """The costs of the links; with a fast tier, of this device's slice."""
         found = self._costs_of_links()
         if self.fast is None or found.efforts is None:
             return found
@@ -269,33 +270,27 @@ class Plan:
         return round(sum(self.batch_bytes)) + trees.dense_bytes(self.layout, self.dense_dtype)
 
 
-def by_shapes(
-    make: Callable[..., Any],
-    source: Any,
-    like: PyTree,
-    axis_name: AxisName,
-    sizes: tuple[int, ...] | None,
-    *more: Any,
-) -> Any:
-    """A function of a tree's shapes, once for equal arguments, for which every trace asks.
+def by_shapes(make: Callable[..., Any], source: Any, like: PyTree, *more: Any) -> Any:
+    """`make(source, shapes, *more)`, once for equal arguments, for which every trace asks.
 
     Args:
-        make: a function with `functools.lru_cache`, of the source, the shapes, the axes, their
-            sizes, and `more`.
-        source: a link or reducer.
-        like: a tree.
-        axis_name: the axes of the workers.
-        sizes: the number of workers along each axis; None for those of the mapped axes.
+        make: a function with `functools.lru_cache`.
+        source: what is planned, such as a link or reducer.
+        like: a tree, of which `make` gets the `Shapes`.
         more: hashable arguments.
     """
-    sizes = axes.sizes(axis_name) if sizes is None else sizes
     leaves, treedef = jax.tree.flatten(like)
     # The dtypes of a layout depend on whether JAX has 64 bits.
     shapes = Shapes(treedef, tuple(map(_shape, leaves)), jax.config.read("jax_enable_x64"))
+    return call_cached(make, source, shapes, *more)
+
+
+def call_cached(make: Any, *arguments: Any) -> Any:
+    """A function with `functools.lru_cache`, also of a tree with static leaves without a hash."""
     try:
-        return make(source, shapes, axis_name, sizes, *more)
-    except TypeError:  # A tree with static leaves that cannot be hashed.
-        return make.__wrapped__(source, shapes, axis_name, sizes, *more)
+        return make(*arguments)
+    except TypeError:
+        return make.__wrapped__(*arguments)
 
 
 class Shapes(NamedTuple):

@@ -123,11 +123,11 @@ def reduce(
     held = ReductionState(feedback, state_.of_reducer(plan, state.reducer), of_dense)
     if plan.fast is not None:
         key = fast_axis.fold_key(plan, key)
-    brought = key, message, dense, held, stepped, opened.weight, params
+    brought = _Brought(key, message, dense, held, stepped, opened.weight, params)
     if step.closes:
-        found = conditional.either(go, step.exchange, step.stay, *brought)
+        found = conditional.either(go, step.exchange, step.stay, brought)
     else:
-        found = step.exchange(*brought)
+        found = step.exchange(brought)
     mean, dense_mean, held, settled, sent, senders = found
     if plan.fast is not None:
         mean = fast_axis.gather(plan, mean)
@@ -154,6 +154,18 @@ def reduce(
             mean, dense_mean = guarding.spoilt((mean, dense_mean), flag)
     whole = trees.assemble(plan.layout, mean, dense_mean)
     return Reduction(whole, after[0], given, message, sent, participation, *after[1:])
+
+
+class _Brought(NamedTuple):
+    """The values that a worker brings to a round."""
+
+    key: Array
+    message: Stacks
+    dense: Stacks
+    held: ReductionState
+    stepped: PyTree
+    weight: Array | None
+    params: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,21 +204,13 @@ class _Step:
         """Whether closed rounds skip all communication."""
         return self.gate is not None and gating.closes(self.gate, self.plan.reducer)
 
-    def exchange(
-        self,
-        key: Array,
-        message: Stacks,
-        dense: Stacks,
-        held: ReductionState,
-        stepped: PyTree,
-        weight: Array | None,
-        params: PyTree,
-    ) -> tuple:
+    def exchange(self, brought: _Brought) -> tuple:
         """An open round: the first leg, feedback on this device's part, the optimizer, the rest.
 
         The mirror of a shift is thus added before a second leg.
         """
         plan, feedback = self.plan, self.plan.feedback
+        key, message, dense, held, stepped, weight, params = brought
         got = legs.collect(plan, key, message, held.reducer, weight)
         part, own = gating.remember(
             feedback, self.factor, message, got.sent, got.value, got.share, weight, held.feedback
@@ -242,19 +246,10 @@ class _Step:
         after = ReductionState(own, reducer, of_dense)
         return tuple(whole), tuple(mean), after, stepped, tuple(got.sent), senders
 
-    def stay(
-        self,
-        key: Array,
-        message: Stacks,
-        dense: Stacks,
-        held: ReductionState,
-        stepped: PyTree,
-        weight: Array | None,
-        params: PyTree,
-    ) -> tuple:
+    def stay(self, brought: _Brought) -> tuple:
         """A closed round, whose mean every device knows: the mirror of all shifts, or zero."""
-        del key, weight, params
         plan, feedback = self.plan, self.plan.feedback
+        _, message, dense, held, stepped, _, _ = brought
         nothing, none = jnp.zeros((), jnp.float32), _zeros(message)
         part = _zeros(plan.part_like)
         part, own = feedback.update(message, none, part, 0.0, nothing, held.feedback)

@@ -52,16 +52,12 @@ class Stage:
         return tuple(worker * own.buckets for own in self.arrives)
 
     def enter(self, part: Stacks) -> Stacks:
-        """The part of the leg before as the rows of this one."""
-        if not self.later:
-            return part
+        """The part of the leg before as the rows of this later one."""
         pairs = zip(self.batches, part, strict=True)
         return tuple(batches_.real(cut, cut.cut(x)) for cut, x in pairs)
 
     def leave(self, whole: Stacks) -> Stacks:
-        """The rows of all workers, one after another, as the rows of each batch."""
-        if not self.later:
-            return whole
+        """The rows of all workers of a later leg, one after another, as the rows of each batch."""
         return tuple(
             cut.joined(x)[: cut.whole.whole.buckets].astype(cut.dtype)
             for cut, x in zip(self.batches, whole, strict=True)

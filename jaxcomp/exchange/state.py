@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomp.exchange import legs, resize
-from jaxcomp.exchange.plan import Plan, dense_feedback_of
+from jaxcomp.exchange.plan import Plan, call_cached, dense_feedback_of
 from jaxcomp.layout import policy
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.types import PyTree
@@ -118,12 +118,12 @@ def order_of(plan: Plan) -> str:
 def of_reducer(plan: Plan, held: PyTree) -> PyTree:
     """The reducer's state of a worker, from the stored one."""
     held = held if plan.fast is None else held.outer
-    return held if jax.tree.leaves(held) else _wanted_of(plan).idle
+    return held if jax.tree.leaves(held) else call_cached(_wanted, plan, False).idle
 
 
 def check(plan: Plan, state: ReductionState, *, gated: bool = False) -> None:
     """Raises a `ValueError` for the state of other gradients, workers or settings."""
-    wanted, own, _ = _wanted_of(plan, gated)
+    wanted, own, _ = call_cached(_wanted, plan, gated)
     got = shapes(state)
     held = jax.tree.leaves(state.feedback, is_leaf=per_worker.is_per_worker)
     held = {node.stored for node in held if per_worker.is_per_worker(node)}
@@ -156,13 +156,6 @@ class _Wanted(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
     stored: str
     idle: PyTree
-
-
-def _wanted_of(plan: Plan, gated: bool = False) -> _Wanted:
-    try:
-        return _wanted(plan, gated)
-    except TypeError:  # A tree with static leaves that cannot be hashed.
-        return _wanted.__wrapped__(plan, gated)
 
 
 @functools.lru_cache(maxsize=512)

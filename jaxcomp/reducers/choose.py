@@ -140,6 +140,7 @@ def plan(
     sizes: tuple[int, ...] | None = None,
 ) -> Plan:
     """The plan of a link or reducer for a tree like this: of a link, that of the fewest bytes."""
+    sizes = axes.sizes(axis_name) if sizes is None else sizes
     return plan_.by_shapes(_chosen, source, like, axis_name, sizes)
 
 

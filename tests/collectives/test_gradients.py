@@ -84,6 +84,26 @@ def test_without_rounding_they_are_jaxs_own(typed):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+def test_forward_mode_is_jaxs_own_without_types_and_rounding():
+    """As Jacobians and products with a Hessian need it; with a codec JAX refuses it."""
+    xs = jax.random.normal(jax.random.key(0), (N, N, 4))  # Matrices, on each worker.
+
+    def derivative(ops, codec):
+        def every(x):
+            y = ops.all_gather(x, "data", codec, key=1) @ x.T
+            y = ops.all_to_all(y, "data", codec, split_axis=0, concat_axis=1, key=1, site="to")
+            y = ops.psum_scatter(y, "data", codec, key=1)
+            y = ops.ppermute(jnp.sin(y), "data", codec, perm=[*RING, (N - 1, 0)], key=1)
+            return ops.psum(y**2, "data", codec, key=1, site=2)
+
+        return jax.vmap(lambda x: jax.jvp(every, (x,), (jnp.cos(x),)), axis_name="data")(xs)
+
+    for got, want in zip(derivative(c, IDENTITY), derivative(OfJax, None), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+    with pytest.raises(TypeError, match="forward-mode"):
+        derivative(c, EIGHT)
+
+
 @pytest.mark.full
 def test_with_rounding_they_are_close_and_remat_changes_no_bit():
     want = gradient(OfJax, IDENTITY, True)(WEIGHTS, INPUTS)
