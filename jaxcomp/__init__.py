@@ -182,6 +182,9 @@ from jaxcomp.transforms.accumulated import (
 from jaxcomp.transforms.clipping import (
     clip_local as clip_local,
 )
+from jaxcomp.transforms.compressed_value_and_grad import (
+    compressed_value_and_grad as compressed_value_and_grad,
+)
 from jaxcomp.transforms.directional import (
     directional_mean as directional_mean,
 )

@@ -34,6 +34,7 @@ def data_parallel(
     donate_argnums: int | tuple[int, ...] = (),
     donate_argnames: str | tuple[str, ...] = (),
     check_vma: bool = True,
+    adapt: bool = False,
 ) -> Callable[..., Any]:
     """Compiles a training step with one worker for each device of the mesh axis.
 
@@ -73,6 +74,10 @@ def data_parallel(
         check_vma: True lets JAX check the types of replication. With False, the results of the
             first call are compared between the workers, bit for bit; a difference that begins later
             is not detected, and one worker's result is returned.
+        adapt: whether code for the whole mesh runs inside of the step as it is. While it is traced,
+            `jax.lax.with_sharding_constraint`, `jax.sharding.reshard`, `out_sharding=` and
+            `jax.shard_map` with a mesh leave out the axes of the workers, and take the current
+            mesh; JAX's functions are replaced meanwhile, in this thread.
 
     Returns:
         A function of the same arguments, with the methods `lower` and `trace` as from `jax.jit`.
@@ -95,7 +100,7 @@ def data_parallel(
     given = arguments.Arguments(
         step, batch_argnums, batch_argnames, donate_argnums, donate_argnames
     )
-    runner = _Runner(MappedStep(step, mesh, axis_name, given, batch_spec, check_vma))
+    runner = _Runner(MappedStep(step, mesh, axis_name, given, batch_spec, check_vma, adapt))
 
     @functools.wraps(step)
     def run(*args, **kwargs):

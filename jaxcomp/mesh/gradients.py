@@ -109,9 +109,36 @@ def value_and_grad(
         >>> jaxcomp.data_parallel(step, mesh, "data")(jnp.float32(2), jnp.arange(4.0))
         (Array(12., dtype=float32), Array(6., dtype=float32))
     """
-    checks.function("loss_fn", loss_fn)
+    own = own_value_and_grad(
+        loss_fn, axis_name, argnums, has_aux, wrt, fold_keys, key_argnums, key_argnames
+    )
 
     @functools.wraps(loss_fn)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        (loss, aux), grads = own(*args, **kwargs)
+        loss = lax.pmean(loss, axis_name)
+        aux = jax.tree.map(lambda x: _metric(x, axis_name), aux)
+        return (loss, aux) if has_aux else loss, grads
+
+    return run
+
+
+def own_value_and_grad(
+    loss_fn: Callable[..., Any],
+    axis_name: AxisName,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    wrt: Any = None,
+    fold_keys: bool = True,
+    key_argnums: int | Sequence[int] = (),
+    key_argnames: str | Sequence[str] = (),
+) -> Callable[..., Any]:
+    """`value_and_grad`, whose loss and data are this worker's own too; the data `()` without any.
+
+    Keys that the loss returns as it got them are returned as they were given, not folded.
+    """
+    checks.function("loss_fn", loss_fn)
+
     def run(*args: Any, **kwargs: Any) -> Any:
         axes.require(axis_name)
         numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
@@ -121,7 +148,7 @@ def value_and_grad(
             )
         numbers = tuple(number % len(args) for number in numbers)
         slots: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        held = _Held(slots, numbers, wrt)
+        held, given = _Held(slots, numbers, wrt), slots
         plain = {n: objects.select(args[n], _floats(args[n])) for n in numbers if n not in held}
         at = {number: objects.vary(kept, axis_name) for number, (kept, _) in plain.items()}
         named = _named_keys(slots, len(args), (*numbers, *held.slots), key_argnums, key_argnames)
@@ -146,9 +173,10 @@ def value_and_grad(
         (loss, (aux, after)), found = own_grad(at, axes.vary(held.differentiated, axis_name))
         held.update(after, axis_name)
         grads = tuple(held.part(found[1], n) if n in held else found[0][n] for n in numbers)
-        loss = lax.pmean(loss, axis_name)
-        aux = jax.tree.map(lambda x: _metric(x, axis_name), aux)
-        return (loss, aux) if has_aux else loss, grads[0] if isinstance(argnums, int) else grads
+        pairs = zip(jax.tree.leaves(slots), jax.tree.leaves(given), strict=True)
+        before = {id(folded): key for folded, key in pairs if folded is not key}
+        aux = jax.tree.map(lambda x: before.get(id(x), x), aux)
+        return (loss, aux), grads[0] if isinstance(argnums, int) else grads
 
     return run
 

@@ -1,5 +1,6 @@
 """A training step under `shard_map`: checks, the body of one worker, and where results lie."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from jaxcomp.backend import axes, mapping
+from jaxcomp.backend import adapting, axes, mapping
 from jaxcomp.base.adapter import Objects
 from jaxcomp.mesh import (
     arguments,
@@ -46,11 +47,12 @@ class MappedStep:
         given: arguments.Arguments,
         batch_spec: PartitionSpec | None,
         check_vma: bool,
+        adapt: bool,
     ):
         self.mesh, self.axis_name, self.given, self.check_vma = mesh, axis_name, given, check_vma
         self.workers = place.workers_of(mesh, axis_name)
         self.of_batch = PartitionSpec(axis_name) if batch_spec is None else batch_spec
-        self._step, self._batch_spec = step, batch_spec
+        self._step, self._batch_spec, self._adapt = step, batch_spec, adapt
         self._twin = axis_types.automatic(mesh)
         self._typed = bool(axis_types.explicit(mesh))
         unused = len(mesh.axis_names) > len(axes.names(axis_name))
@@ -153,8 +155,10 @@ class MappedStep:
             placed = len(own) - len(keywords)
             return self._step(*own[:placed], **dict(zip(keywords, own[placed:], strict=True)))
 
+        adapted = adapting.adapted(self.axis_name) if self._adapt else contextlib.nullcontext()
         try:
-            results = objects.call(call, list(own), rest, self.axis_name)
+            with adapted:
+                results = objects.call(call, list(own), rest, self.axis_name)
         except (TypeError, ValueError) as error:
             advice = self.given.advice(len(args), keywords)
             if advice and not hints.known(error):

@@ -44,10 +44,10 @@ def select(tree: PyTree, marks: Iterable[bool]) -> tuple[PyTree, tuple]:
     return kept, (treedef, tuple(_ARRAY if mark else (leaf,) for leaf, mark in pairs))
 
 
-def combine(kept: PyTree, rest: tuple) -> PyTree:
-    """The inverse of `select`."""
+def combine(kept: PyTree, rest: tuple, is_leaf: Callable[[Any], bool] | None = None) -> PyTree:
+    """The inverse of `select`; nodes that `is_leaf` names may stand in the place of leaves."""
     treedef, others = rest
-    leaves = iter(jax.tree.leaves(kept))
+    leaves = iter(jax.tree.leaves(kept, is_leaf=is_leaf))
     return jax.tree.unflatten(treedef, [next(leaves) if o is _ARRAY else o[0] for o in others])
 
 
