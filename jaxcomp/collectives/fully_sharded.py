@@ -1,5 +1,6 @@
 """`fully_sharded`: the loss and gradients of a model of which each device stores a part."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxcomp.backend import axes, mapping
+from jaxcomp.backend import adapting, axes, mapping
 from jaxcomp.base import Codec
 from jaxcomp.collectives import arguments, traffic
 from jaxcomp.collectives.beside import Beside, same_by_type
@@ -45,6 +46,7 @@ def fully_sharded(
     frozen: PyTree = (),
     has_aux: bool = False,
     check_vma: bool = True,
+    adapt: bool = False,
 ) -> "FullySharded":
     """The loss and its gradients for parameters that are sharded over the workers (ZeRO-3).
 
@@ -93,6 +95,8 @@ def fully_sharded(
             that would be averaged: return the `jax.lax.psum` of a count.
         check_vma: whether JAX tracks which values differ between workers; False for a loss with
             functions that cannot tell.
+        adapt: whether constraints and nested `jax.shard_map`s in the loss, which name these axes or
+            hold the mesh, are adapted while it is traced, as by `jaxcomp.data_parallel`.
 
     Returns:
         `f(params, *batch, key=step)`, which returns `(loss, gradients)`, or `((loss, aux),
@@ -103,12 +107,12 @@ def fully_sharded(
     Raises:
         ValueError: on construction, for wrong axes or codecs; on use, for parameters that are not
             floating, specs that do not fit, a key that is missing, a batch that the workers do
-            not divide, or a loss that computes with parts of leaves or is divided by a sum over all
-            workers.
+            not divide, a loss that computes with parts of leaves, or one that is divided by a sum
+            over all workers, or by a count of the worker's own batch, which may differ from others.
 
     Warns:
-        UserWarning: for a biased codec of gradients, and for a loss that is divided by a count of
-            the worker's own batch, which may differ between workers.
+        UserWarning: for a biased codec of gradients, and for specs that split leaves over automatic
+            axes, too.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxcomp
@@ -156,7 +160,7 @@ def fully_sharded(
         )
     parts = Parts(mesh, names, specs, stacked, inside, frozen)
     links = Links(of_weights, of_gradients, None if dtype is None else jnp.dtype(dtype))
-    return FullySharded(loss_fn, parts, links, has_aux, check_vma)
+    return FullySharded(loss_fn, parts, links, has_aux, check_vma, adapt)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -169,6 +173,7 @@ class FullySharded:
         links: the codecs.
         has_aux: whether the loss returns a tree beside it.
         check_vma: whether types track what differs.
+        adapt: whether code for the whole mesh is adapted.
     """
 
     loss_fn: Callable[..., Any]
@@ -176,6 +181,7 @@ class FullySharded:
     links: Links
     has_aux: bool
     check_vma: bool
+    adapt: bool
 
     def __call__(self, params: PyTree, *batch: Any, key: Any = None) -> tuple[Any, PyTree]:
         """The loss and the gradients.
@@ -321,7 +327,8 @@ class FullySharded:
         batch = jax.tree.map(functools.partial(_of_own, names), batch)
         parts, treedef = jax.tree.flatten(params)
         trained = [x for x, home in zip(parts, homes, strict=True) if not home.frozen]
-        grads, (loss, aux) = jax.grad(objective, has_aux=True)(trained)
+        with adapting.adapted(names) if self.adapt else contextlib.nullcontext():
+            grads, (loss, aux) = jax.grad(objective, has_aux=True)(trained)
         examples = [x for x in jax.tree.leaves(batch) if jnp.ndim(x)]
         known = [(x, frozenset(names)) for x in examples]
         known += [(x, home.axes) for x, home in zip(parts, homes, strict=True)]

@@ -153,11 +153,11 @@ def own_value_and_grad(
         at = {number: objects.vary(kept, axis_name) for number, (kept, _) in plain.items()}
         named = _named_keys(slots, len(args), (*numbers, *held.slots), key_argnums, key_argnames)
         if fold_keys:
-            held.keys = _fold_keys(held.keys, axis_name)
+            held.keys = fold_in_worker(held.keys, axis_name)
             slots = {
                 slot: arg
                 if slot in numbers or slot in held
-                else _fold_keys(arg, axis_name, raw=slot in named)
+                else fold_in_worker(arg, axis_name, raw=slot in named)
                 for slot, arg in slots.items()
             }
 
@@ -173,7 +173,7 @@ def own_value_and_grad(
         (loss, (aux, after)), found = own_grad(at, axes.vary(held.differentiated, axis_name))
         held.update(after, axis_name)
         grads = tuple(held.part(found[1], n) if n in held else found[0][n] for n in numbers)
-        pairs = zip(jax.tree.leaves(slots), jax.tree.leaves(given), strict=True)
+        pairs = zip(*(jax.tree.leaves([*x.values()]) for x in (slots, given)), strict=True)
         before = {id(folded): key for folded, key in pairs if folded is not key}
         aux = jax.tree.map(lambda x: before.get(id(x), x), aux)
         return (loss, aux), grads[0] if isinstance(argnums, int) else grads
@@ -294,7 +294,7 @@ def _kind_of(raw: Any) -> str:
     return default if words == raw.shape[-1] else "threefry2x32" if raw.shape[-1] == 2 else "rbg"
 
 
-def _fold_keys(tree: PyTree, axis_name: AxisName, *, raw: bool = False) -> PyTree:
+def fold_in_worker(tree: PyTree, axis_name: AxisName, *, raw: bool = False) -> PyTree:
     """Folds the worker's index into the tree's typed keys; with `raw`, into raw ones too."""
 
     def fold(key: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import Literal
 
 from jaxcomp.misuse import lines
@@ -74,13 +75,17 @@ def results(
     batches = set(batches)
     likes = [jax.tree.map(_like, arg) for arg in args]
     longer = [jax.tree.map(_twice, arg) if n in batches else arg for n, arg in enumerate(likes)]
+    one = jax.make_jaxpr(function)(*likes)
     try:
-        one, two = (jax.make_jaxpr(function)(*each) for each in (likes, longer))
+        two = jax.make_jaxpr(function)(*longer)
+    except Exception:  # Whatever a program may raise that is written for one number of examples.
+        return None
+    try:
         begin = [
             Scale(batch=n in batches) for n, arg in enumerate(likes) for _ in jax.tree.leaves(arg)
         ]
         scales = _run(one.jaxpr, two.jaxpr, [*map(_constants, one.consts, two.consts)], begin)
-    except (_OtherError, TypeError, ValueError):
+    except _OtherError:
         return None
     shapes = [(x.aval.shape, y.aval.shape) for x, y in _pairs(one.jaxpr.outvars, two.jaxpr.outvars)]
     return [Found(scale, _grown(*pair)) for scale, pair in zip(scales, shapes, strict=True)]
@@ -110,7 +115,7 @@ def _pairs(one: Sequence[Any], two: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
 
 def _constants(one: Any, two: Any) -> Scale:
     """Of a constant of both programs."""
-    x, y = (None if isinstance(c, jax.core.Tracer) else c for c in (one, two))
+    x, y = (None if isinstance(c, Tracer) else c for c in (one, two))
     if x is None or y is None or jnp.shape(x) != jnp.shape(y) or jnp.ndim(x):
         return Scale(fixed=x is not None)
     return _literals(x, y)
@@ -152,9 +157,9 @@ def _step(one: Any, two: Any, inputs: list[Scale]) -> list[Scale]:
         each = [_run(a.jaxpr, b.jaxpr, [*map(_constants, a.consts, b.consts)], inputs[1:])
                 for a, b in branches]  # fmt: skip
         return [_join(found) for found in zip(*each, strict=True)]
-    inner = [_program(eqn.params) for eqn in (one, two)]
-    if inner[0] is not None and len(inner[0][0].invars) == len(inputs):
-        (a, of_a), (b, of_b) = inner
+    programs = [found for eqn in (one, two) if (found := _program(eqn.params))]
+    if len(programs) == 2 and len(programs[0][0].invars) == len(inputs):
+        (a, of_a), (b, of_b) = programs
         found = _run(a, b, [*map(_constants, of_a, of_b)], inputs)
         if len(found) == count:
             return found
@@ -172,8 +177,8 @@ def _step(one: Any, two: Any, inputs: list[Scale]) -> list[Scale]:
 
 def _factor(one: Any, two: Any, inputs: list[Scale]) -> float | None:
     """The factor of the result of an equation without a program inside."""
-    name, by = one.primitive.name, [x.by for x in inputs]
-    if any(b is None for b in by):
+    name, by = one.primitive.name, [x.by for x in inputs if x.by is not None]
+    if len(by) < len(inputs):
         return None
     if name == "mul":
         return by[0] * by[1]
@@ -204,12 +209,13 @@ def _longer(one: Any, two: Any, axes: Sequence[int]) -> float:
 
 def _scan(one: Any, two: Any, inputs: list[Scale]) -> list[Scale]:
     consts, carried = one.params["num_consts"], one.params["num_carry"]
-    (a, of_a), (b, of_b) = (_program(eqn.params) for eqn in (one, two))
-    fixed = [*map(_constants, of_a, of_b)]
+    a, b = (eqn.params["jaxpr"] for eqn in (one, two))
+    fixed = [*map(_constants, a.consts, b.consts)]
     carry = inputs[consts : consts + carried]
 
     def body(carry: list[Scale]) -> list[Scale]:
-        return _run(a, b, fixed, [*inputs[:consts], *carry, *inputs[consts + carried :]])
+        every = [*inputs[:consts], *carry, *inputs[consts + carried :]]
+        return _run(a.jaxpr, b.jaxpr, fixed, every)
 
     carry, found = _settled(carry, lambda carry: body(carry)[:carried]), None
     found = body(carry)

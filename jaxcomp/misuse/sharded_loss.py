@@ -10,7 +10,6 @@
 
 import functools
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -81,11 +80,10 @@ def check(
             f"{over}) of it"
         )
     if at := _lines(means, _UNEVEN):
-        warnings.warn(
+        raise ValueError(
             f"`loss_fn` divides by a count of this worker's own batch{at[0]}: where counts differ, "
             "the workers' mean is not the mean over all examples, nor are gradients. Return "
-            f"{right} instead.",
-            stacklevel=2,
+            f"{right} instead"
         )
 
 

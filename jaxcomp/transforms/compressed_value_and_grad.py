@@ -1,7 +1,6 @@
 """`compressed_value_and_grad`: `jax.value_and_grad` for programs with automatic sharding."""
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,26 +11,20 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Gate, Reducer
-from jaxcomp.exchange import over_workers
 from jaxcomp.feedback import Link
-from jaxcomp.layout import trees
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import (
     axis_types,
     data_parallel as mapped,
     gradients,
-    objects,
-    per_worker,
+    placement,
     specs as specs_,
 )
 from jaxcomp.mesh.arguments import Arguments
-from jaxcomp.misuse import batch_scale, uniform
-from jaxcomp.transforms import outputs, pmean as pmean_, weights
+from jaxcomp.transforms import outputs
 from jaxcomp.transforms.mean import compressed_mean
+from jaxcomp.transforms.worker_loss import Weight, WorkerLoss
 from jaxcomp.types import AxisName, PyTree
-
-Weight = str | Callable[..., Any] | float | None
-"""The path of a value beside the loss, a function of the batches, a number, or None."""
 
 
 def compressed_value_and_grad(
@@ -144,9 +137,9 @@ def compressed_value_and_grad(
             loss_fn, axis_name, argnums, has_aux, wrt, True, key_argnums
         )
     else:
-        own = _pairs(value_and_grad(loss_fn, argnums=argnums, has_aux=has_aux), has_aux)
+        own = _foreign(value_and_grad, loss_fn, argnums, has_aux, axis_name, key_argnums)
     mean = functools.partial(compressed_mean, codec, axis_name, gate=gate, guard=guard, stats=stats)
-    worker = _Worker(
+    worker = WorkerLoss(
         loss_fn if value_and_grad is None else lambda *args, **kwargs: own(*args, **kwargs)[0],
         own, axis_name, has_aux or value_and_grad is not None, sums, weight,
     )  # fmt: skip
@@ -163,7 +156,7 @@ class CompressedValueAndGrad:
 
     def __init__(
         self,
-        worker: "_Worker",
+        worker: WorkerLoss,
         mesh: Mesh,
         argnums: int | Sequence[int],
         has_aux: bool,
@@ -175,8 +168,9 @@ class CompressedValueAndGrad:
         self._worker, self._mesh, self._argnums, self._has_aux = worker, mesh, argnums, has_aux
         self._given, self._mean, self._specs, self._options = given, mean, param_specs, options
         self.tx = mean(param_specs=param_specs)
+        self._numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
         self._steps = functools.lru_cache(maxsize=64)(self._step)
-        mapped.data_parallel(lambda x: x, mesh, worker.axis_name)  # Checks both.
+        placement.check_axes(mesh, worker.axis_name)
 
     def init(self, params: PyTree) -> PyTree:
         """The memory before the first step, on the mesh.
@@ -204,7 +198,7 @@ class CompressedValueAndGrad:
             )
         args, keywords = self._given.bind(args, kwargs)
         batches = self._given.which(len(args), keywords)
-        numbers = (self._argnums,) if isinstance(self._argnums, int) else tuple(self._argnums)
+        numbers = self._numbers
         if wrong := batches & {number % len(args) for number in numbers}:
             raise ValueError(
                 f"`batch_argnums` must name other arguments than `argnums`, got {min(wrong)} in "
@@ -241,10 +235,8 @@ class CompressedValueAndGrad:
 
         def step(key: Any, memory: PyTree, params: PyTree, args: tuple, batch: tuple) -> Any:
             whole = list(args)
-            one = isinstance(self._argnums, int)
-            for number, own in zip(
-                *(((self._argnums,), (params,)) if one else (self._argnums, params)), strict=True
-            ):
+            alone = isinstance(self._argnums, int)
+            for number, own in zip(self._numbers, (params,) if alone else params, strict=True):
                 whole[number] = own
             for (number, tree, marks), own in zip(cuts, batch, strict=True):
                 split, same = iter(own), iter(args[number])
@@ -271,152 +263,22 @@ class CompressedValueAndGrad:
         return jax.tree.map(one, params)
 
 
-class _Worker:
-    """What one worker does in a step, inside of the mapped function.
-
-    Attributes:
-        loss_fn: the loss, or the function that returns its value.
-        own: the function of its own value and gradients.
-        axis_name: the axes of the workers.
-        paired: whether `loss_fn` returns a pair.
-        sums: the globs of values that are added up.
-        weight: how much a worker counts.
-    """
-
-    def __init__(
-        self,
-        loss_fn: Callable[..., Any],
-        own: Callable[..., Any],
-        axis_name: AxisName,
-        paired: bool,
-        sums: tuple[str, ...],
-        weight: Weight,
-    ):
-        self.loss_fn, self.own, self.axis_name, self.paired = loss_fn, own, axis_name, paired
-        self.sums, self.weight = sums, weight
-        if isinstance(weight, str):
-            self.sums = (*sums, weight)
-
-    def run(
-        self,
-        tx: Any,
-        key: Any,
-        memory: PyTree,
-        args: list,
-        placed: int,
-        keywords: tuple[str, ...],
-        batches: set[int],
-    ) -> tuple[Any, PyTree, PyTree]:
-        """The value of all workers, the compressed gradients, and the next memory.
-
-        Args:
-            tx: the mean.
-            key: the key of the step.
-            memory: the memory, or None.
-            args: the arguments of the loss, those by name last.
-            placed: how many are by position.
-            keywords: the names of the others.
-            batches: the numbers of the batches.
-        """
-        named = dict(zip(keywords, args[placed:], strict=True))
-        found = self._changes(args, placed, keywords, batches)
-        (loss, aux), grads = self.own(*args[:placed], **named)
-        kept, rest = objects.select(aux, objects.dynamic(aux))
-        weight = self._number(kept, [args[number] for number in sorted(batches)])
-        share = None if weight is None else weights.share(weight, self.axis_name)
-        every = frozenset(axes.names(self.axis_name))
-        known = [
-            (x, every if number in batches else frozenset())
-            for number, arg in enumerate(args)
-            for x in jax.tree.leaves(arg)
-            if isinstance(x, jax.Array)
-        ]
-        differ = uniform.differ(jax.tree.leaves(kept), known, self.axis_name)
-        means = functools.partial(over_workers.mean, axis_name=self.axis_name)
-        beside = outputs.of_all(
-            kept, differ, found and found[1:], self.sums, means, share, self.axis_name
-        )
-        aux = objects.combine(beside, rest, per_worker.is_per_worker)
-        grads, memory = pmean_.averaged(tx, grads, key, memory, _NO_MEMORY, weight=weight)
-        return (means([loss], weight=share)[0], aux), grads, memory
-
-    def _changes(
-        self, args: list, placed: int, keywords: tuple[str, ...], batches: set[int]
-    ) -> list[batch_scale.Found] | None:
-        """How the loss and the values beside it change with the number of examples.
-
-        Raises:
-            ValueError: for a loss that is a sum, or a mean of unequal numbers without a weight.
-        """
-
-        def value(*args: Any) -> Any:
-            named = dict(zip(keywords, args[placed:], strict=True))
-            found = self.loss_fn(*args[:placed], **named)
-            return found if self.paired else (found, ())
-
-        def arrays(*plain: Any) -> Any:
-            found = objects.call(value, list(plain), rest, self.axis_name)
-            return found.results if isinstance(found, objects.Returned) else found
-
-        plain, rest = objects.part(tuple(args), batches)
-        found = batch_scale.results(arrays, plain, batches)
-        if axes.size(self.axis_name) == 1:
-            return found
-        if found is None:
-            warnings.warn(
-                "`loss_fn` is another program for twice the number of examples, so that its sums "
-                "cannot be told from its means: values beside the loss that are sums must be named "
-                "in `sums`, and the loss must be a mean over its batch.",
-                stacklevel=2,
-            )
-            return None
-        loss = found[0].scale
-        if loss.by not in (1, None):
-            raise ValueError(
-                "`loss_fn` must return the mean over its batch, got a value that is "
-                f"{loss.by:g} times as large for twice the examples{_at(loss.at)}: divide a sum by "
-                "the number of examples of the batch that the loss gets"
-            )
-        if self.weight is None and loss.counted:
-            raise ValueError(
-                "`loss_fn` divides by a number that it counts in its own batch"
-                f"{_at(loss.counted)}. Where such numbers differ, the mean over the workers is not "
-                "that over all examples: give `weight`, the path of that number beside the loss, "
-                "as in weight='total_weights', or a function of the batches that returns it; "
-                "weight=1.0 if the numbers are equal"
-            )
-        return found
-
-    def _number(self, aux: PyTree, batches: list) -> Any:
-        """How much this worker counts."""
-        if not isinstance(self.weight, str):
-            return self.weight(*batches) if callable(self.weight) else self.weight
-        found = jax.tree_util.tree_leaves_with_path(aux)
-        named = {trees.path_name(path): x for path, x in found}
-        if self.weight not in named:
-            raise ValueError(
-                f"`weight` must be the path of a value beside the loss, {sorted(named)[:6]}, got "
-                f"{self.weight!r}"
-            )
-        return named[self.weight]
-
-
-def _pairs(function: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
-    """A function of a value and gradients, whose value is a pair."""
+def _foreign(
+    value_and_grad: Callable[..., Any],
+    loss_fn: Callable[..., Any],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    axis_name: AxisName,
+    key_argnums: int | Sequence[int],
+) -> Callable[..., Any]:
+    """Somebody's function of a value and gradients, whose value is a pair, with keys by worker."""
+    function = value_and_grad(loss_fn, argnums=argnums, has_aux=has_aux)
+    raw = (key_argnums,) if isinstance(key_argnums, int) else key_argnums
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        value, grads = function(*args, **kwargs)
+        own = [gradients.fold_in_worker(x, axis_name, raw=n in raw) for n, x in enumerate(args)]
+        kwargs = {name: gradients.fold_in_worker(x, axis_name) for name, x in kwargs.items()}
+        value, grads = function(*own, **kwargs)
         return value if has_aux else (value, ()), grads
 
     return run
-
-
-def _at(line: str) -> str:
-    return f" at {line}" if line else ""
-
-
-_NO_MEMORY = (
-    "`memory` must be given for this codec, link or gate, which needs memory from step to step: "
-    "make it with memory = grad_fn.init(params), and call "
-    "value, grads, memory = grad_fn(..., key=step, memory=memory)"
-)

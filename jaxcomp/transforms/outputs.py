@@ -76,7 +76,9 @@ def of_all(
     reduced = [_reduced(x, kind, axis_name) for (_, x), kind in zip(flat, kinds, strict=True)]
     for kind, weight in ((_EQUAL, None), (_BY_COUNT, share)):
         numbers = [number for number, one in enumerate(kinds) if one == kind]
-        for number, x in zip(numbers, means([flat[n][1] for n in numbers], weight=weight), strict=True):
+        for number, x in zip(
+            numbers, means([flat[n][1] for n in numbers], weight=weight), strict=True
+        ):
             reduced[number] = x
     return jax.tree.unflatten(treedef, reduced)
 

@@ -162,7 +162,7 @@ def test_a_mean_over_unequal_counts(typed):
     for one, other in zip(jax.tree.leaves(got[1]), jax.tree.leaves(grads), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
     for own in (lambda e, m: jnp.sum(e * m) / m.sum(), lambda e, m: jnp.mean(e, where=m > 0)):
-        with pytest.warns(UserWarning, match=r"count of this worker.*test_sharded_loss"):
+        with pytest.raises(ValueError, match=r"count of this worker.*test_sharded_loss"):
             trace(of_errors(own), typed)
 
 
