@@ -20,7 +20,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Literal
 
-from jaxcomp.misuse import lines
+from jaxcomp.misuse import lineage, lines
 from jaxcomp.types import PyTree
 
 
@@ -84,11 +84,11 @@ def results(
         begin = [
             Scale(batch=n in batches) for n, arg in enumerate(likes) for _ in jax.tree.leaves(arg)
         ]
-        scales = _run(one.jaxpr, two.jaxpr, [*map(_constants, one.consts, two.consts)], begin)
+        scales = _run(one, two, begin)
+        rows = [_grown(x.shape, y.shape) for x, y in _pairs(one.out_avals, two.out_avals)]
     except _OtherError:
         return None
-    shapes = [(x.aval.shape, y.aval.shape) for x, y in _pairs(one.jaxpr.outvars, two.jaxpr.outvars)]
-    return [Found(scale, _grown(*pair)) for scale, pair in zip(scales, shapes, strict=True)]
+    return [Found(*pair) for pair in zip(scales, rows, strict=True)]
 
 
 def _like(x: Any) -> jax.ShapeDtypeStruct:
@@ -129,9 +129,13 @@ def _literals(one: Any, two: Any) -> Scale:
     return Scale(float(y) / float(x) if x else None, fixed=True)
 
 
-def _run(one: Any, two: Any, consts: list[Scale], args: list[Scale]) -> list[Scale]:
+def _run(of_one: Any, of_two: Any, args: list[Scale]) -> list[Scale]:
     """The scales of the results of a program."""
-    known = dict(zip([*one.constvars, *one.invars], [*consts, *args], strict=True))
+    one, two = (getattr(found, "jaxpr", found) for found in (of_one, of_two))
+    consts = [getattr(found, "consts", ()) for found in (of_one, of_two)]
+    known = dict(
+        zip([*one.constvars, *one.invars], [*map(_constants, *consts), *args], strict=True)
+    )
 
     def read(x: Any, y: Any) -> Scale:
         return _literals(x.val, y.val) if isinstance(x, Literal) else known[x]
@@ -154,13 +158,11 @@ def _step(one: Any, two: Any, inputs: list[Scale]) -> list[Scale]:
         return _while(one, two, inputs)
     if name == "cond":
         branches = _pairs(one.params["branches"], two.params["branches"])
-        each = [_run(a.jaxpr, b.jaxpr, [*map(_constants, a.consts, b.consts)], inputs[1:])
-                for a, b in branches]  # fmt: skip
+        each = [_run(a, b, inputs[1:]) for a, b in branches]
         return [_join(found) for found in zip(*each, strict=True)]
-    programs = [found for eqn in (one, two) if (found := _program(eqn.params))]
-    if len(programs) == 2 and len(programs[0][0].invars) == len(inputs):
-        (a, of_a), (b, of_b) = programs
-        found = _run(a, b, [*map(_constants, of_a, of_b)], inputs)
+    programs = [found for eqn in (one, two) if (found := _program(eqn.params, inputs))]
+    if len(programs) == 2:
+        found = _run(programs[0], programs[1], inputs)
         if len(found) == count:
             return found
     if not inputs:
@@ -208,36 +210,32 @@ def _longer(one: Any, two: Any, axes: Sequence[int]) -> float:
 
 
 def _scan(one: Any, two: Any, inputs: list[Scale]) -> list[Scale]:
-    consts, carried = one.params["num_consts"], one.params["num_carry"]
-    a, b = (eqn.params["jaxpr"] for eqn in (one, two))
-    fixed = [*map(_constants, a.consts, b.consts)]
-    carry = inputs[consts : consts + carried]
+    consts, begin, rows = lineage.parts_of_scan(one.params, inputs)
 
     def body(carry: list[Scale]) -> list[Scale]:
-        every = [*inputs[:consts], *carry, *inputs[consts + carried :]]
-        return _run(a.jaxpr, b.jaxpr, fixed, every)
+        return _run(one.params["jaxpr"], two.params["jaxpr"], [*consts, *carry, *rows])
 
-    carry, found = _settled(carry, lambda carry: body(carry)[:carried]), None
+    carry = _settled(begin, body)
     found = body(carry)
     if one.params["length"] != two.params["length"]:  # Whether the loop adds up is not known.
         carry = [x if x.fixed else x._replace(by=None) for x in carry]
-    return [*carry, *found[carried:]]
+    return [*carry, *found[len(carry) :]]
 
 
 def _while(one: Any, two: Any, inputs: list[Scale]) -> list[Scale]:
     before, inside = one.params["cond_nconsts"], one.params["body_nconsts"]
-    a, b = one.params["body_jaxpr"], two.params["body_jaxpr"]
-    consts = inputs[before : before + inside]
-    fixed = [*map(_constants, a.consts, b.consts)]
-    return _settled(
-        inputs[before + inside :], lambda carry: _run(a.jaxpr, b.jaxpr, fixed, [*consts, *carry])
-    )
+    consts, begin = inputs[before : before + inside], inputs[before + inside :]
+
+    def body(carry: list[Scale]) -> list[Scale]:
+        return _run(one.params["body_jaxpr"], two.params["body_jaxpr"], [*consts, *carry])
+
+    return _settled(begin, body)
 
 
 def _settled(carry: list[Scale], body: Callable[[list[Scale]], list[Scale]]) -> list[Scale]:
     """The scales of what a loop carries, which hold before and after each turn."""
     for _ in range(4):
-        after = [_join(pair) for pair in zip(carry, body(carry), strict=True)]
+        after = [_join(pair) for pair in zip(carry, body(carry)[: len(carry)], strict=True)]
         if after == carry:
             return carry
         carry = after
@@ -257,12 +255,12 @@ def _join(each: Sequence[Scale]) -> Scale:
     )
 
 
-def _program(params: dict[str, Any]) -> tuple[Any, Sequence[Any]] | None:
-    """The program in an equation, and its constants."""
+def _program(params: dict[str, Any], inputs: list[Scale]) -> Any:
+    """The program in an equation that has these inputs; None if there is none."""
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        found = params.get(name)
-        if found is not None and hasattr(getattr(found, "jaxpr", found), "eqns"):
-            return getattr(found, "jaxpr", found), getattr(found, "consts", ())
+        inner: Any = getattr(params.get(name), "jaxpr", params.get(name))
+        if hasattr(inner, "eqns") and len(inner.invars) == len(inputs):
+            return params[name]
     return None
 
 

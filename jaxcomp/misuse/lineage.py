@@ -223,7 +223,7 @@ def _inside(step: Step, inputs: list[Any], rule: Rule) -> list[Any] | None:
     if step.name == "while":
         return _while(step, inputs, rule)
     if step.name == "scan":
-        consts, carry, rows = _of_scan(params, inputs)
+        consts, carry, rows = parts_of_scan(params, inputs)
         return _loop(params["jaxpr"], consts, carry, rows, step, rule)
     # The last is of this package's own primitives, such as a mean over workers.
     names = ("jaxpr", "call_jaxpr", "traced")
@@ -248,7 +248,7 @@ def _while(step: Step, inputs: list[Any], rule: Rule) -> list[Any]:
         carry = after
 
 
-def _of_scan(params: dict[str, Any], inputs: list[Any]) -> list[list[Any]]:
+def parts_of_scan(params: dict[str, Any], inputs: list[Any]) -> list[list[Any]]:
     """The constants, carries and scanned inputs of a scan."""
     if "ft_in" in params:  # Since JAX 0.11.
         return [list(part) for part in params["ft_in"].update(inputs).unpack()]
