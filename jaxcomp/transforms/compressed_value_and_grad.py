@@ -253,8 +253,10 @@ class CompressedValueAndGrad:
         """How the parameters are sharded over the other axes, by their types if not by name."""
         explicit = axis_types.explicit(self._mesh)
         others = tuple(n for n in explicit if n not in axes.names(self._worker.axis_name))
-        if self._specs is not None or not others:
-            return self._specs
+        if self._specs is not None:  # Without boxes, such as those of nnx, which have no hash.
+            return jax.tree.map(specs_.spec, self._specs, is_leaf=specs_.is_spec)
+        if not others:
+            return None
 
         def one(x: Any) -> PartitionSpec:
             found = jax.typeof(x).sharding if isinstance(x, jax.Array) else None
