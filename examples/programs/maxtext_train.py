@@ -27,6 +27,7 @@ CODECS = {
     "sign": "jaxcomp.sign()",
 }
 STEP = "maxtext/trainers/pre_train/train.py"
+DILOCO = "maxtext/trainers/diloco/utils/spmd_diloco_sync.py"
 MODEL = {
     "base_emb_dim": 64,
     "base_num_query_heads": 4,
@@ -71,9 +72,9 @@ def patched(folder: pathlib.Path, options: argparse.Namespace) -> int:
     if options.codec == "dense":
         return 0
     kind = "_accumulation" if options.accumulate > 1 else "_memory" * (options.codec == "sign")
-    patch = HERE / f"maxtext{kind}.patch"
+    patch = HERE / f"maxtext{'_diloco' if options.diloco else kind}.patch"
     subprocess.run(["patch", "-s", "-p1", "-i", patch], cwd=folder, check=True)
-    step = folder / STEP
+    step = folder / (DILOCO if options.diloco else STEP)
     text = re.sub(r"CODEC = .*", f"CODEC = {CODECS[options.codec]}", step.read_text(), count=1)
     step.write_text(text)
     return sum(re.match(r"\+(?!\+\+ )", line) is not None for line in patch.read_text().split("\n"))
@@ -84,6 +85,7 @@ def main() -> None:
     parser.add_argument("--codec", choices=CODECS, default="qsgd")
     parser.add_argument("--mesh", default="data=8", help="axes of MaxText, such as data=2,fsdp=4")
     parser.add_argument("--experts", action="store_true", help="a mixture of experts")
+    parser.add_argument("--diloco", type=int, help="steps of a round, over the axis diloco")
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of a step")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=8)
@@ -99,7 +101,8 @@ def main() -> None:
 def run(folder: pathlib.Path, options: argparse.Namespace, axes: dict[str, int]) -> dict:
     """What one run of MaxText saw."""
     lines = patched(folder, options)
-    sizes = {f"ici_{name}_parallelism": size for name, size in ({"fsdp": 1} | axes).items()}
+    every = {"fsdp": 1, "data": 1} | axes
+    sizes = {f"ici_{name}_parallelism": size for name, size in every.items()}
     settings = QUIET | MODEL | (EXPERTS if options.experts else {}) | sizes
     settings |= {
         "base_output_directory": folder / "out",
@@ -108,6 +111,8 @@ def run(folder: pathlib.Path, options: argparse.Namespace, axes: dict[str, int])
         "init_weights_seed": options.seed,
         "data_shuffle_seed": options.seed,
         "gradient_accumulation_steps": options.accumulate,
+        "enable_diloco": str(bool(options.diloco)).lower(),
+        "diloco_sync_period": options.diloco or 1,
         # XLA aborts in the partitioning of a gather from a table that is split in two ways.
         "use_iota_embed": str(sizes.get("ici_tensor_parallelism", 1) > 1).lower(),
     }
@@ -132,9 +137,11 @@ def run(folder: pathlib.Path, options: argparse.Namespace, axes: dict[str, int])
     if process.returncode or first is None:
         raise SystemExit("".join(log[-30:]))
     rows = [json.loads(line) for line in (folder / "metrics").read_text().splitlines()]
-    name = "experts" if options.experts else "accumulation" if options.accumulate > 1 else "step"
+    kinds = {"experts": options.experts, "DiLoCo": options.diloco}
+    kinds |= {"two micro-batches": options.accumulate == 2}
+    name = "".join(f", {kind}" for kind, chosen in kinds.items() if chosen)
     return {
-        "program": f"MaxText, {name}, {options.mesh}",
+        "program": f"MaxText{name}, {options.mesh}",
         "codec": options.codec,
         "seed": options.seed,
         "losses": [row["learning/loss"] for row in rows],
@@ -153,7 +160,7 @@ def sent(folder: pathlib.Path, axes: dict[str, int]) -> dict:
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", math.prod(axes.values()))
-    order = [name for name in ("data", "fsdp", "tensor", "expert") if name in axes]
+    order = [name for name in ("diloco", "data", "fsdp", "tensor", "expert") if name in axes]
     mesh = jax.make_mesh([axes[name] for name in order], order)
     newest = max(folder.glob("*train_step*after_optimizations.txt"))
     return jaxcomp.collective_bytes(newest.read_text())
