@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: setup demo test test-all docs matrix lint check-results format bench reproduce aot clean
+.PHONY: setup demo test test-all docs matrix programs lint check-results format bench reproduce aot clean
 
 setup: $(STAMP)
 
@@ -47,6 +47,10 @@ export PYTHON311 PYTHON312 PYTHON313
 
 matrix:
 	$(PYTHON) tests/helpers/matrix.py $(ARGS)
+
+# MaxText, Keras, Tunix and Flax with the drop-in; each environment is built once, in .programs.
+programs: setup
+	$(BIN)/python benchmarks/programs.py $(ARGS)
 
 lint: setup
 	$(BIN)/ruff format --check .

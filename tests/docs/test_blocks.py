@@ -24,6 +24,7 @@ PAGES = (
     "own_feedback.md",
     "own_method.md",
     "own_reducer.md",
+    "programs.md",
     "pytorch.md",
     "reducers.md",
     "sharded_training.md",
@@ -31,6 +32,7 @@ PAGES = (
 IMPORTS = "import jax, jax.numpy as jnp, optax, jaxcomp\n"
 FRAGMENTS = {
     "algorithms.md": IMPORTS,
+    "programs.md": IMPORTS,
     "reducers.md": IMPORTS + "schedule = optax.linear_schedule(0.1, 0.0, 10)\n",
 }
 """What a page of lines for a reader's own program takes for granted."""
