@@ -54,6 +54,8 @@ CORE = (
     ("collectives/test_fully_sharded", ""),
     ("transforms/test_sharded_optimizer", "refused or mappings or parts or finite"),
     ("transforms/test_sharded", ""),
+    ("transforms/test_compressed_value_and_grad", ""),
+    ("misuse/test_batch_scale", ""),
     ("end_to_end/test_composition", ""),
     ("transforms/test_nonfinite", ""),
     ("wire/test_wire", "moves or agreed or describe or dense"),
