@@ -61,7 +61,9 @@ def spread(argument: str, specs: PyTree, tree: PyTree) -> PyTree:
         specs, tree = one.plain(specs), one.plain(tree)
     given = jax.tree.map(spec, masked.seen(specs, tree, is_spec), is_leaf=is_spec)
     try:  # Where the tree has no leaf, as in a filtered module, it gets no spec.
-        found = jax.tree.leaves(jax.tree.broadcast(given, tree, is_leaf=is_spec), is_leaf=is_spec)
+        found = jax.tree.leaves(
+            jax.tree.broadcast(given, tree, is_leaf=is_spec), is_leaf=is_partition
+        )
     except ValueError as error:
         paths, found = _by_path(tree), _by_path(given)
         if not paths.keys() <= found.keys():

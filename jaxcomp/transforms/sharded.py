@@ -22,6 +22,7 @@ from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
 from jaxcomp.mesh import axis_types, per_worker, specs as specs_
 from jaxcomp.mesh.per_worker import PerShard
+from jaxcomp.misuse import lookups
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import choose
 from jaxcomp.types import Array, AxisName, PyTree
@@ -148,6 +149,7 @@ def update(
     """
     shards = _shards_here(axis_name)
     cuts = _cuts(grads, param_specs, axis_name, shards)
+    lookups.warn(grads, [cut.home for cut in cuts], axis_name, shards.wide)
     memory, names, wide = _memory(state, shards, axis_name), shards.names, shards.wide
     leaves, treedef = jax.tree.flatten(grads)
     weights = jax.tree.leaves(params)
