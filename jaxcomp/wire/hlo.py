@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxcomp.wire import cost, crossed
+from jaxcomp.wire import cost, crossed, trips
 
 _COLLECTIVE = re.compile(
     r" = (?P<shape>.*?) "
@@ -22,7 +22,6 @@ _CALLED = re.compile(
     r"|true_computation|false_computation)=(?:\{(?P<several>[^}]*)\}|%?(?P<one>[\w.\-]+))"
 )
 _KIND = re.compile(r" (?P<kind>while|conditional|async-update|async-done)\(")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CHAIN = re.compile(r"channel_id=\d+(?=, .*\bchain_id=)")
 _ARRAY = re.compile(r"(?P<dtype>[a-z]+\d*[a-z0-9]*)\[(?P<dims>[\d,]*)\](?:\{(?P<layout>[^}]*)\})?")
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "s2": 2, "u2": 2, "bf16": 16, "c64": 64, "c128": 128}
@@ -53,9 +52,9 @@ def collective_bytes(compiled: Any, mesh: Any = None) -> CollectiveBytes:
     all-gather, `2(n − 1)/n` of an all-reduce, `(n − 1)/n` of a reduce-scatter's or all-to-all's
     input, and its messages to other devices in a permutation, on average over all devices.
 
-    A collective in a loop counts once per iteration. Where the program does not state the number
-    of iterations, as for a `while_loop` whose condition depends on data, one iteration counts, and
-    the result says so: `at_least` is true, and it prints as `at least {...}`. Of the branches of a
+    A collective in a loop counts once per iteration. Where the number of iterations is unknown, as
+    for a `while_loop` whose condition depends on data, one iteration counts, and the result says
+    so: `at_least` is true, and it prints as `at least {...}`. Of the branches of a
     conditional, only the one that sends most bytes counts: so these are the bytes of the most
     expensive run of the program, such as a step that ends a round of `local_updates`, or one round
     of a graph whose rounds differ.
@@ -149,13 +148,15 @@ def _program(
     program: dict[str, _Computation] = {"": _Computation([], [])}
     name = entry = ""  # Text without computations is one.
     chains: set[str] = set()
+    lines: dict[str, list[str]] = {}
     for line in text.splitlines():
         if begun := _COMPUTATION.match(line):
             name = begun["name"]
             entry = name if begun["entry"] else entry
             program[name] = _Computation([], [])
             continue
-        if call := _call(line):
+        lines.setdefault(name, []).append(line)
+        if call := _call(line, lines, name):
             program[name].calls.append(call)
         found = _COLLECTIVE.search(line)
         if not found:
@@ -174,8 +175,14 @@ def _program(
     return program, entry
 
 
-def _call(line: str) -> _Call | None:
-    """The call of an instruction, if it calls computations."""
+def _call(line: str, lines: dict[str, list[str]], within: str) -> _Call | None:
+    """The call of an instruction, if it calls computations, which stand before it in HLO.
+
+    Args:
+        line: the instruction.
+        lines: the lines of the computations until here, by name.
+        within: the instruction's computation.
+    """
     called = [
         (found["kind"], name.strip().removeprefix("%"))
         for found in _CALLED.finditer(line)
@@ -190,11 +197,13 @@ def _call(line: str) -> _Call | None:
         return None
     if kind != "while":
         return _Call(names, [1] * len(names), kind)
-    trips = _TRIPS.search(line)
-    bodies = int(trips[1]) if trips else 1
+    parts = {role: lines.get(name, []) for role, name in called}
+    loop = trips.Loop(lines[within], parts.get("condition", []), parts.get("body", []))
+    bodies = trips.count(line, loop)
+    if bodies is None:
+        return _Call(names, [1] * len(names), kind, known=False)
     # The condition runs once more, to end the loop.
-    times = [bodies + (role == "condition") if trips else 1 for role, _ in called]
-    return _Call(names, times, kind, known=trips is not None)
+    return _Call(names, [bodies + (role == "condition") for role, _ in called], kind)
 
 
 def _collective(
