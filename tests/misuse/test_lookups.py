@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from helpers.paths import ROOT
-from helpers.sharding import QSGD, make_mesh, put
+from helpers.sharding import QSGD, make_mesh
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import jaxcomp
@@ -35,8 +35,12 @@ CURES = {
 def lowered(lookup, spec, sizes=None):
     mesh = make_mesh(sizes or {"dcn": 2, "fsdp": 2, "tensor": 2})
     specs = {"table": spec, "w": P()}
-    like = {"table": jnp.ones((ROWS, WIDE)), "w": jnp.ones((WIDE, WIDE))}
-    params = put(like, mesh, specs)
+    shapes = {"table": (ROWS, WIDE), "w": (WIDE, WIDE)}
+
+    def like(shape, spec, dtype=jnp.float32):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+    params = {name: like(shape, specs[name]) for name, shape in shapes.items()}
     policy = jaxcomp.Policy(QSGD, min_size=0)
     tx = jaxcomp.compressed_mean(policy, "dcn", param_specs=specs)
 
@@ -48,9 +52,8 @@ def lowered(lookup, spec, sizes=None):
         return tx.update(grads, state)
 
     run = jaxcomp.data_parallel(step, mesh, "dcn", batch_spec=BATCH)
-    state = jaxcomp.init_state(tx, params, mesh, "dcn")
-    tokens = jax.device_put(jnp.zeros((8, 4), jnp.int32), NamedSharding(mesh, BATCH))
-    return run.lower(params, state, tokens)
+    state = jax.eval_shape(lambda: jaxcomp.init_state(tx, params, mesh, "dcn"))
+    return run.lower(params, state, like((8, 4), BATCH, jnp.int32))
 
 
 SHARDED = r"'table', of spec P\('tensor', 'fsdp'\), is indexed"
