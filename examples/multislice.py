@@ -207,7 +207,7 @@ def main(argv: list[str] | None = None) -> None:
             tokens = jax.device_put(tokens, NamedSharding(mesh, BATCH))
             if sent is None:
                 step = step.lower(state, tokens).compile()
-                sent, _ = sharded_byte_lm.crossing(step)
+                sent, _ = sharded_byte_lm.crossing(step, mesh)
                 console.print(f"{name}: a device sends {sent:,} bytes per step to the other slice")
             state, metrics = step(state, tokens)
             if number % -(-args.steps // 4) == 0 or number == args.steps:

@@ -14,7 +14,6 @@ slices. It needs `pip install '.[examples]'`.
 
 import argparse
 import math
-import re
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -98,50 +97,11 @@ def build_step(
     return jaxcomp.data_parallel(step, mesh, "dcn", batch_spec=WHOLE_BATCH, donate_argnums=(0, 1))
 
 
-def crossing(compiled: Any) -> tuple[int, int]:
+def crossing(compiled: Any, mesh: Mesh) -> tuple[int, int]:
     """Bytes that a device sends in a step: to the other slice, and within its own."""
-    header, *lines = compiled.as_text().splitlines()
-    slow = fast = 0
-    for line in lines:
-        sent = sum(jaxcomp.collective_bytes(f"{header}\n{line}").values())
-        far = sent and any(len({n // SHARDS for n in group}) > 1 for group in groups(line))
-        slow, fast = slow + (sent if far else 0), fast + (0 if far else sent)
-    return slow, fast
-
-
-def groups(line: str) -> list[list[int]]:
-    """The devices among which a collective moves data, in each way that HLO writes them."""
-    listed = re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}", line)
-    if listed:
-        return [numbers(part) for part in re.findall(r"[\d,]*\d", listed[1])]
-    counted = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
-    if counted:
-        return in_order(counted[2], counted[3]).reshape(numbers(counted[1])).tolist()
-    named = re.search(
-        r"replica_groups=mesh\[(.+?)\]"
-        r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{(.+?)\}",
-        line,
-    )
-    if not named:
-        return [list(range(SLICES * SHARDS))]
-    sizes = re.findall(r"'(\w+)'=(\d+)", named[1])
-    dims = ",".join(size for _, size in sizes)
-    inside = [name in re.findall(r"'(\w+)'", named[4]) for name, _ in sizes]
-    devices = in_order(named[2] or dims, named[3]).reshape(numbers(dims))
-    devices = devices.transpose(np.argsort(inside, kind="stable"))
-    each = math.prod(n for n, own in zip(numbers(dims), inside, strict=True) if own)
-    return devices.reshape(-1, each).tolist()
-
-
-def in_order(dims: str, order: str | None) -> np.ndarray:
-    """The devices by number in an array of these dimensions, which are then put in an order."""
-    shape = numbers(dims)
-    devices = np.arange(math.prod(shape)).reshape(shape)
-    return devices.transpose(numbers(order)) if order else devices
-
-
-def numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
+    sent = jaxcomp.collective_bytes(compiled, mesh)
+    slow = sum(size for axes, size in sent.items() if "dcn" in axes)
+    return slow, sum(sent.values()) - slow
 
 
 def train(
@@ -169,7 +129,7 @@ def train(
     state = jaxcomp.init_state(tx, params, mesh, "dcn")
     split = NamedSharding(mesh, WHOLE_BATCH)
     step = build_step(model, tx, mesh).lower(params, state, jax.device_put(first, split)).compile()
-    slow, fast = crossing(step)
+    slow, fast = crossing(step, mesh)
 
     times, score = [], math.nan
     for number in range(1, args.steps + 1):

@@ -60,7 +60,8 @@ or run with XLA_FLAGS=--xla_dump_to=FOLDER, and take *after_optimizations.txt.
 
 examples:
   jaxcomp audit step.txt
-  jaxcomp audit dense.txt compressed.txt --json""",
+  jaxcomp audit dense.txt compressed.txt --json
+  jaxcomp audit step.txt --mesh data=2,fsdp=4""",
     "report": """\
 The training loop writes the file:
   tx = jaxcomp.compressed_mean(codec, "data", stats=True)
@@ -148,6 +149,12 @@ def build() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     )
     commands["audit"].add_argument(
         "file", nargs="+", type=pathlib.Path, help="the text of a compiled program"
+    )
+    commands["audit"].add_argument(
+        "--mesh",
+        type=options.mesh,
+        metavar="AXES",
+        help="the mesh of the programs, as in data=2,fsdp=4: count bytes by axis",
     )
     commands["report"].add_argument("file", type=pathlib.Path, help="as Csv wrote it")
     commands["report"].add_argument(

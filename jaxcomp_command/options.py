@@ -37,6 +37,17 @@ def workers(text: str) -> tuple[int, ...]:
     return found
 
 
+def mesh(text: str) -> dict[str, int]:
+    """The names and sizes of a mesh's axes, slowest first: data=2,fsdp=4."""
+    axes = [re.fullmatch(r"\s*([^\s=]+)=([1-9]\d{0,8})\s*", part) for part in text.split(",")]
+    found = {axis[1]: int(axis[2]) for axis in axes if axis}
+    if len(found) < len(axes):
+        raise argparse.ArgumentTypeError(
+            f"must be names of axes with their sizes, as in data=2,fsdp=4, got {text!r}"
+        )
+    return found
+
+
 def bandwidth(text: str) -> float:
     """Bytes a second: 100Mbit, 10Gbit/s, 10Gbps, 1.25GB/s, 3.3TB."""
     found = _SPEED.fullmatch(text)

@@ -201,7 +201,9 @@ def stay(arg: PyTree, homes: Homes) -> PyTree:
     """Constrains the argument to its layout at the start of a step."""
 
     def hold(path, leaf):
-        home = _home(path, jnp.shape(leaf), homes)
+        # One worker's memory has the shape that all memory has outside, if it is the only one.
+        memory = per_worker.marked(path)
+        home = None if memory else _home(path, jnp.shape(leaf), homes)
         return leaf if home is None else jax.lax.with_sharding_constraint(leaf, home)
 
     return jax.tree_util.tree_map_with_path(hold, arg) if homes else arg

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from jaxcomp.base import adapter
 from jaxcomp.layout import masked
 from jaxcomp.types import PyTree
 
@@ -44,6 +45,9 @@ def named(given: PartitionSpec) -> tuple[str, ...]:
 def spread(argument: str, specs: PyTree, tree: PyTree) -> PyTree:
     """A spec for each leaf of a tree, from a prefix of such a tree.
 
+    Boxes, such as variables of nnx, may be around specs, leaves, both or neither, and a tree of
+    other nodes fits if it has a spec at the path of every leaf, as an `nnx.State` for a dictionary.
+
     Args:
         argument: the name of the argument, for the error.
         specs: the specs.
@@ -52,11 +56,26 @@ def spread(argument: str, specs: PyTree, tree: PyTree) -> PyTree:
     Raises:
         ValueError: if the specs are no prefix.
     """
+    treedef = jax.tree.structure(tree)
+    for one in adapter.present():
+        specs, tree = one.plain(specs), one.plain(tree)
     given = jax.tree.map(spec, masked.seen(specs, tree, is_spec), is_leaf=is_spec)
     try:  # Where the tree has no leaf, as in a filtered module, it gets no spec.
-        return jax.tree.broadcast(given, tree, is_leaf=is_spec)
+        found = jax.tree.leaves(
+            jax.tree.broadcast(given, tree, is_leaf=is_spec), is_leaf=is_partition
+        )
     except ValueError as error:
-        raise ValueError(
-            f"`{argument}` must be a tree of PartitionSpecs like the parameters, or a prefix of "
-            f"one: {error}"
-        ) from None
+        paths, found = _by_path(tree), _by_path(given)
+        if not paths.keys() <= found.keys():
+            raise ValueError(
+                f"`{argument}` must be a tree of PartitionSpecs like the parameters, or a prefix "
+                f"of one: {error}"
+            ) from None
+        found = [found[path] for path in paths]
+    return jax.tree.unflatten(treedef, found)
+
+
+def _by_path(tree: PyTree) -> dict[tuple[str, ...], Any]:
+    """The leaves by their paths, in names."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_partition)
+    return {tuple(jax.tree_util.keystr((k,), simple=True) for k in path): x for path, x in flat}

@@ -22,6 +22,7 @@ from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
 from jaxcomp.mesh import axis_types, per_worker, specs as specs_
 from jaxcomp.mesh.per_worker import PerShard
+from jaxcomp.misuse import lookups
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import choose
 from jaxcomp.types import Array, AxisName, PyTree
@@ -32,6 +33,11 @@ class Shards(NamedTuple):
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
+
+    @property
+    def wide(self) -> tuple[str, ...]:
+        """The axes of several devices; along the others nothing is split, and nothing differs."""
+        return tuple(name for name, size in zip(self.names, self.sizes, strict=True) if size > 1)
 
     @property
     def number(self) -> int:
@@ -47,7 +53,8 @@ class Cut(NamedTuple):
 
     Attributes:
         shape: the shape of the leaf.
-        spec: the spec used here, which shards over the axes that the user's spec omits, too.
+        spec: the spec used here: the axes of one device are left out of the user's, and it shards
+            over the axes that the user's omits, too.
         home: the user's spec.
         local: the shape of a device's shard, with as many dimensions as the leaf.
         missing: the axes that the user's spec omits, if there is something to split.
@@ -142,7 +149,8 @@ def update(
     """
     shards = _shards_here(axis_name)
     cuts = _cuts(grads, param_specs, axis_name, shards)
-    memory, names = _memory(state, shards, axis_name), shards.names
+    lookups.warn(grads, [cut.home for cut in cuts], axis_name, shards.wide)
+    memory, names, wide = _memory(state, shards, axis_name), shards.names, shards.wide
     leaves, treedef = jax.tree.flatten(grads)
     weights = jax.tree.leaves(params)
     common = state._replace(memory=())
@@ -158,9 +166,9 @@ def update(
     ) -> tuple[list[Array], PyTree, Any]:
         memory = jax.tree_util.tree_map_with_path(lambda p, x: x.squeeze(_place(p)), memory)
         # Otherwise all shards would draw the same noise.
-        key = noise.fold(common.key, lax.axis_index(names) if names else 0)
+        key = noise.fold(common.key, lax.axis_index(wide) if wide else 0)
         own = common._replace(key=key, memory=memory)
-        mean, new = step(shard(leaves), own, shard(weights), names)
+        mean, new = step(shard(leaves), own, shard(weights), wide)
         memory = jax.tree_util.tree_map_with_path(
             lambda p, x: jnp.expand_dims(x, _place(p)), new.memory
         )
@@ -168,19 +176,19 @@ def update(
         return (
             _gathered(means, cuts),
             memory,
-            _alike(new._replace(key=common.key, memory=()), names),
+            _alike(new._replace(key=common.key, memory=()), wide),
         )
 
     if names:
         specs = [cut.spec for cut in cuts]
         of_memory = jax.tree_util.tree_map_with_path(
-            lambda p, _: PartitionSpec(*[None] * _place(p), names), memory
+            lambda p, _: PartitionSpec(*[None] * _place(p), wide or None), memory
         )
         body = mapping.shard_map(
             body,
             in_specs=(specs, specs if weights else [], of_memory, PartitionSpec()),
             out_specs=([cut.home for cut in cuts], of_memory, PartitionSpec()),
-            axis_names=set(names),
+            axis_names=set(names),  # All: a kernel refuses automatic axes, even of one device.
             check_vma=axes.typed(axis_name),
         )
     laid = [cut.lay(x) for x, cut in zip(leaves, cuts, strict=True)]
@@ -310,9 +318,12 @@ def _gathered(means: list[Array], cuts: list[Cut]) -> list[Array]:
 
 def _alike(tree: PyTree, names: tuple[str, ...]) -> PyTree:
     """Types values that are equal in all shards, such as counts, as replicated over the shards."""
-    return jax.tree.map(
-        lambda x: lax.pmax(x, names) if names and axes.varies(x, names) else x, tree
-    )
+
+    def one(x: Array) -> Array:
+        over = tuple(name for name in names if axes.varies(x, name))
+        return lax.pmax(x, over) if over else x
+
+    return jax.tree.map(one, tree)
 
 
 def _cuts(tree: PyTree, param_specs: PyTree, axis_name: AxisName, shards: Shards) -> list[Cut]:
@@ -336,7 +347,7 @@ def _cut(path: str, shape: tuple[int, ...], home: PartitionSpec, shards: Shards)
                 f"{shards.names}, got {home} for '{path}'. If all axes are manual, "
                 "gradients are local already: leave param_specs out"
             )
-    entries = [specs_.names(entry) for entry in home]
+    entries = [specs_.names(entry) for entry in specs_.of_axes(shards.wide, home)]
     parts = [shards.size(entry) for entry in entries]
     if len(entries) > len(shape) or any(n % k for n, k in zip(shape, parts, strict=False)):
         raise ValueError(
@@ -346,10 +357,10 @@ def _cut(path: str, shape: tuple[int, ...], home: PartitionSpec, shards: Shards)
     more = max(len(shape), 1) - len(entries)
     entries, parts = entries + [()] * more, parts + [1] * more
     inside = [n // k for n, k in zip(shape or (1,), parts, strict=True)]
-    missing = tuple(name for name in shards.names if name not in specs_.named(home))
+    missing = tuple(name for name in shards.wide if name not in specs_.named(home))
     among = shards.size(missing)
     if among == 1 or 0 in shape:
-        return Cut(shape, home, home, tuple(inside[: len(shape)]))
+        return Cut(shape, _joined(entries[: len(home)]), home, tuple(inside[: len(shape)]))
     for at, size in enumerate(inside):
         if size % among == 0:
             entries[at] += missing

@@ -211,6 +211,7 @@ PLAN = "plan --params 9 --workers 4 --link"
         (f"{PLAN} 1Gbit --step math:pi", "--step math:pi must be a function"),
         ("plan --tree nowhere:x --workers 4 --link 1Gbit", "cannot find 'nowhere:x'"),
         ("plan --tree nowhere --workers 4 --link 1Gbit", "--tree must be MODULE:NAME"),
+        ("audit step.txt --mesh data=2,fsdp", "--mesh must be names of axes with their sizes"),
         ("audit no/where.txt", "jaxcomp audit: cannot read no/where.txt: No such file"),
     ],
 )
@@ -244,6 +245,18 @@ def test_a_warning_is_one_line():
     assert refused.startswith("jaxcomp codecs: 'Gather(sign)' must be a codec, such as sign")
 
 
+UNKNOWN_LOOP = """HloModule step, num_partitions=8
+
+%body (a: f32[4]) -> f32[4] {
+  ROOT %r = f32[4]{0} all-reduce(%a), replica_groups=[1,8]<=[8], to_apply=%add
+}
+
+ENTRY %main (x: f32[4]) -> f32[4] {
+  ROOT %w = f32[4]{0} while(%x), condition=%never, body=%body
+}
+"""
+
+
 def test_the_bytes_of_saved_programs_are_counted(capsys, tmp_path):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     mean = jax.shard_map(
@@ -257,6 +270,16 @@ def test_the_bytes_of_saved_programs_are_counted(capsys, tmp_path):
         str(saved): {"all-reduce": 7000}
     }
     assert re.search(r"all-reduce +7,000\n.* in all +7,000", run(capsys, "audit", str(saved)))
+    by_axis = run(capsys, "audit", str(saved), "--mesh", "a=2,data=4")
+    assert re.search(r"axes +bytes\n.*\n.* a, data +7,000\n.* in all +7,000", by_axis)
+    assert "as many devices as the program, 8, got 4" in refused(
+        capsys, ["audit", str(saved), "--mesh", "data=4"]
+    )
+    saved.write_text(UNKNOWN_LOOP)
+    assert re.search(r"in all, at least +28\n", run(capsys, "audit", str(saved)))
+    assert json.loads(run(capsys, "audit", str(saved), "--json", "--mesh", "data=8")) == {
+        str(saved): {"data": 28, "at_least": True}
+    }
     assert "is a lowered program: save" in refused(capsys, ["audit", str(wrong)])
     wrong.write_bytes(b"\xff\xfe")
     assert "must be text" in refused(capsys, ["audit", str(wrong)])

@@ -101,7 +101,7 @@ def test_frozen_leaves_are_exact_and_nothing_travels_back(sizes, typed):
 
 
 def test_bytes_of_frozen_leaves():
-    """Those of the program: the layers' loop counts once, and gathers again on its way back."""
+    """Those of the program, which gathers the layers again in the backward pass."""
     f, params = sharded({"fsdp": 8}, MASK, has_aux=False)
     f = jaxcomp.fully_sharded(
         lambda *args: loss(*args)[0], f.parts.mesh, "fsdp", f.parts.specs, weights=EIGHT,
@@ -111,7 +111,7 @@ def test_bytes_of_frozen_leaves():
     said = f.link_bytes(PARAMS)["fsdp"]
     empty = {"base": jnp.zeros((0, 64)), "eight": jnp.zeros((0, 8)), "mask": jnp.zeros(0)}
     layers = f.link_bytes({**PARAMS, "head": {**empty, "lora": jnp.zeros((0, 64))}})["fsdp"]
-    twice = sum(said) + (-layers.forward - 2 * layers.backward) / 3
+    twice = sum(said) + layers.forward
     assert sum(moved.values()) == pytest.approx(twice + 2 * 7 / 8 * 4, abs=8)
     part = 512 + 8 / 8 * 4  # Elements of a part in 8 bits, and the scale of its bucket.
     assert said.backward == 7 * part * 4

@@ -105,24 +105,26 @@ def test_it_is_the_dense_gradient_without_rounding_and_near_it_with(sizes, specs
 
 
 def test_bytes_of_fully_sharded_are_those_of_the_program():
-    """The layers' loop counts once, and its weights are gathered again in the backward pass."""
+    """By axis, too; the layers' weights are gathered again in the backward pass."""
     mesh = make_mesh(dcn=2, fsdp=4)
     codecs = {"dcn": FOUR, "fsdp": EIGHT}
     f = sharded(
         mesh, ("dcn", "fsdp"), TWO, weights=codecs, gradients={"dcn": FOUR, "fsdp": IDENTITY}
     )
     params = put(mesh, TWO)
-    moved = jaxcomp.collective_bytes(jax.jit(f).lower(params, X, Y, key=jnp.uint32(1)).compile())
+    compiled = jax.jit(f).lower(params, X, Y, key=jnp.uint32(1)).compile()
+    moved = jaxcomp.collective_bytes(compiled)
     whole = f.link_bytes(PARAMS)
     small = {"embed": jnp.zeros((0, WIDE)), "head": {"w": jnp.zeros((0, 40)), "b": jnp.zeros(0)}}
     layers = f.link_bytes({**small, "blocks": PARAMS["blocks"]})
     assert set(whole) == {"dcn", "fsdp"}
-    # What there is beside the layers, one layer forward and back, and its weights once more.
-    said = sum(sum(one) for one in whole.values())
-    said -= sum(sum(one) * (LAYERS - 1) / LAYERS for one in layers.values())
-    said += sum(one.forward / LAYERS for one in layers.values())
+    said = {name: sum(whole[name]) + layers[name].forward for name in whole}
     loss_itself = 2 * 7 / 8 * 4
-    assert sum(moved.values()) == pytest.approx(said + loss_itself, abs=8)
+    assert sum(moved.values()) == pytest.approx(sum(said.values()) + loss_itself, abs=8)
+    by_axis = jaxcomp.collective_bytes(compiled, mesh)
+    assert by_axis.pop(("dcn", "fsdp")) == loss_itself
+    assert by_axis == pytest.approx(said, abs=8)
+    assert not moved.at_least
     dense = sharded(mesh, ("dcn", "fsdp"), TWO, weights=None).link_bytes(PARAMS)
     told = jaxcomp.describe(f, PARAMS)
     assert (told.sent, told.dense) == (whole, dense)

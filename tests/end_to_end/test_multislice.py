@@ -46,7 +46,7 @@ def run(program):
         for tokens in batches:
             state, metrics = step(state, jax.device_put(tokens, split))
             found.append([float(metrics["loss"]), float(metrics["grad_norm"])])
-        return first, state, found, crossing(step)
+        return first, state, found, crossing(step, mesh)
 
     return run, model, batches
 
