@@ -147,7 +147,7 @@ def row(runs: list[dict[str, Any]]) -> dict[str, Any]:
     sent = [one.get("bytes") or {} for one in (dense, coded)]
     axis = next((name for name in sent[0] if name.split(",")[0] in ("data", "diloco", "batch")), "")
     if axis:
-        of_axis = [sum(one.get(axis, {}).values()) for one in sent]
+        of_axis = [one.get(axis, 0) for one in sent]
         first |= {"axis": axis, "sent_dense": of_axis[0], "sent": of_axis[1]}
     return found | {name: value for name, value in first.items() if value is not None}
 

@@ -163,7 +163,8 @@ def sent(folder: pathlib.Path, axes: dict[str, int]) -> dict:
     order = [name for name in ("diloco", "data", "fsdp", "tensor", "expert") if name in axes]
     mesh = jax.make_mesh([axes[name] for name in order], order)
     newest = max(folder.glob("*train_step*after_optimizations.txt"))
-    return jaxcomp.collective_bytes(newest.read_text())
+    found = jaxcomp.collective_bytes(newest.read_text(), mesh=mesh)
+    return {"+".join(axis) if isinstance(axis, tuple) else axis: n for axis, n in found.items()}
 
 
 if __name__ == "__main__":

@@ -82,6 +82,8 @@ class WorkerLoss:
             if isinstance(x, jax.Array)
         ]
         differ = uniform.differ(jax.tree.leaves(kept), known, self.axis_name)
+        if axes.size(self.axis_name) == 1:
+            differ = [False] * len(differ)
         means = functools.partial(over_workers.mean, axis_name=self.axis_name)
         beside = outputs.of_all(
             kept, differ, found and found[1:], self.sums, means, share, self.axis_name
