@@ -140,7 +140,8 @@ class AllReduce(Move):
                 return over_workers.mean([flat], stage.axis, weight)[0]
             return over_workers.total([flat], stage.axis)[0]
 
-        sums = packing.by_dtype(terms, add)
+        sums = packing.by_dtype([x.reshape(-1) for x in terms], add)
+        sums = [x.reshape(leaf.shape) for x, leaf in zip(sums, leaves, strict=True)]
         return Heard(jax.tree.unflatten(treedef, sums), None, share), state
 
     def link_bytes(self, stage: Any) -> Fraction:

@@ -112,7 +112,8 @@ class Stepper:
             return Stepped(self.optimizer.init(zeros), zeros if self.remembers else ())
 
         part = begun(plan.part_like)
-        # With one more row in each array, only arrays of rows have another shape.
+        # With one more row in each array, only arrays of rows have another shape. Optax also calls
+        # the one-element leaves of factored moments parameters (`tree_map_params`).
         more = [jax.ShapeDtypeStruct((x.shape[0] + 1, x.shape[1]), x.dtype) for x in plan.part_like]
         taller = jax.eval_shape(lambda: begun(more))
         held = jax.tree.map(
