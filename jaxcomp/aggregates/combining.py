@@ -58,7 +58,7 @@ def combine(aggregate: Aggregate, messages: PyTree, weights: Array, state: PyTre
     value, after = aggregate.combine(messages, usable, state)
     sound = has_quorum(jnp.sum(usable > 0, dtype=jnp.uint32), excluded)
     return Combined(
-        spoilt_unless(sound, value),
+        nan_unless(sound, value),
         jax.tree.map(lambda new, old: jnp.where(sound, new, old), after, state),
         excluded,
     )
@@ -121,7 +121,7 @@ def add(aggregate: Aggregate, total: Total, message: PyTree, weight: Array | flo
     own = usable[0]
     return Total(
         jax.tree.map(
-            lambda added, x: added + summing.weighted(summing.widened(x), own),
+            lambda added, x: added + summing.weigh(summing.widen(x), own),
             total.total,
             aggregate.prepare(message),
         ),
@@ -135,12 +135,12 @@ def mean_of(total: Total, like: PyTree) -> Combined:
     """The mean of the messages in a sum, in the dtypes of `like`; its state is `()`."""
     factor = jnp.where(total.weight > 0, 1 / jnp.where(total.weight > 0, total.weight, 1), 0)
     value = jax.tree.map(
-        lambda added, leaf: summing.saturated(added * factor.astype(added.dtype), leaf.dtype),
+        lambda added, leaf: summing.saturate(added * factor.astype(added.dtype), leaf.dtype),
         total.total,
         like,
     )
     sound = has_quorum(total.present, total.excluded)
-    return Combined(spoilt_unless(sound, value), (), total.excluded)
+    return Combined(nan_unless(sound, value), (), total.excluded)
 
 
 def finite(messages: PyTree) -> Bool[Array, " workers"]:
@@ -167,6 +167,6 @@ def has_quorum(present: Array, excluded: Array) -> Bool[Array, ""]:
     return (present > excluded) | (excluded == 0)
 
 
-def spoilt_unless(sound: Array, value: PyTree) -> PyTree:
+def nan_unless(sound: Array, value: PyTree) -> PyTree:
     """The value, or NaN everywhere unless it is sound."""
     return jax.tree.map(lambda x: jnp.where(sound, x, jnp.nan), value)

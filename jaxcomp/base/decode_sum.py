@@ -57,9 +57,9 @@ def decode_mean(
     before, after = summing.mean_factors(workers)
     if before != 1:  # Passed as weights, since a quantizer applies weights to its steps only.
         weights = jnp.ones(workers, jnp.float32) if weights is None else weights
-        weights = weights * summing.kept(before, jnp.float32)
+        weights = weights * summing.hold_factor(before, jnp.float32)
     # Without a factor, a kernel can write the mean directly in its own dtype.
     sum_like = like if after == 1 else summing.accumulator(like)
     total = codec.decode_sum(keys, payloads, sum_like, weights, side)
     # Multiply by the reciprocal: compiled code divides by a constant so, and eager code does not.
-    return summing.saturated(total * jnp.asarray(after, total.dtype), like.dtype)
+    return summing.saturate(total * jnp.asarray(after, total.dtype), like.dtype)

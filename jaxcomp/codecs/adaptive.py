@@ -114,7 +114,7 @@ class AdaptiveQuantizer(Codec):
         seen = adaptive.histogram(jnp.where(usable, magnitude, 0), weight)
         total = jax.tree.map(jnp.add, self._reweight(state.histogram, state.top, top), seen)
         # Each worker has a count of its own, and all are equal.
-        due = conditional.agreed(state.step % self.every == min(1, self.every - 1))
+        due = conditional.name_agreed(state.step % self.every == min(1, self.every - 1))
 
         def update():
             largest = axes.maximum(top, axis_name)

@@ -150,7 +150,7 @@ class BestOf(Codec, public=("bits", "costs")):
             guess = (payload.mode.astype(jnp.int32) // len(self.scales))[None, :, None]
             guess = jnp.minimum(guess, side.shape[0] - 1)  # A message may say anything.
             values = values + jnp.take_along_axis(side, guess, axis=0)[0].astype(wide.dtype)
-        return summing.saturated(values, like.dtype)
+        return summing.saturate(values, like.dtype)
 
     def costs(self, x: Array, count: Array, state: Any) -> Float32[Array, "alternatives scales n"]:
         """The cost of every guess and scale, of which the encoder takes the smallest."""

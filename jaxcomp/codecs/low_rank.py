@@ -134,7 +134,7 @@ class LowRank(Codec, public=("factors", "matrices")):
         right = right_of(matrices, left)
         shape = (x.shape[0], self._matrix_shape[0], self.rank, -1)
         payload = LowRankPayload(left.reshape(shape), right.reshape(shape))
-        return payload, orthonormal.refreshed([right], [state])[0]
+        return payload, orthonormal.refresh([right], [state])[0]
 
     def decode(self, key: Key, payload: LowRankPayload, like: ArrayLike, side: Any = None) -> Array:
         del key, side

@@ -247,7 +247,9 @@ class Quantizer(
             codes = kept(codes).astype(jnp.uint32)
             values = self._in_blocks(self.levels.values(codes)).reshape(-1, blocks.shape[2])
             rows = blocks.reshape(values.shape)
-            step = fits.fitted(self.fit, self.levels, values, rows, self._counts(x, count), x.dtype)
+            step = fits.fit_step(
+                self.fit, self.levels, values, rows, self._counts(x, count), x.dtype
+            )
             sent = (step.reshape(n if self.block is None else blocks.shape[:2]),)
         return QuantizedPayload(bits.pack(codes, bits=self.bits), sent)
 

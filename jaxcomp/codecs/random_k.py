@@ -106,7 +106,7 @@ class RandomK(Codec, public=("group",)):
 
         def term(index):
             values = payloads.values[index].astype(dtype)
-            return summing.weighted(values, None if weights is None else weights[index])
+            return summing.weigh(values, None if weights is None else weights[index])
 
         total = summing.in_order(term, keys.own.shape[0])
         return self._spread(keys, total, summing.accumulator(like))

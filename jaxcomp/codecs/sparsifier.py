@@ -233,7 +233,7 @@ class Sparsifier(Codec):
         values = jnp.ones(places.shape, total.dtype)
         if not counted:
             values = self._decode_values(key, payload.values, n, slots, total.dtype)
-        values = summing.weighted(values.astype(total.dtype), weight)
+        values = summing.weigh(values.astype(total.dtype), weight)
         if not isinstance(payload.number, tuple):  # Unused slots get invalid, distinct indices.
             slot = lax.broadcasted_iota(jnp.int32, places.shape, 1)
             number = payload.number.reshape(n, -1)

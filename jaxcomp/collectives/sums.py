@@ -87,7 +87,7 @@ def psum(
     second = forward if down is None else arguments.policy("down", down)
     if axes.typed(axis_name):
         for path, x in jax.tree_util.tree_leaves_with_path(tree):
-            if not set(axes.names(axis_name)) & axes.varying(x):
+            if not set(axes.names(axis_name)) & axes.varying_axes(x):
                 raise ValueError(
                     f"`tree` must differ between the workers of {axis_name!r}, got "
                     f"'{trees.path_name(path)}', which is the same on all of them: it is a sum "
@@ -172,7 +172,7 @@ def pvary(
     arguments.warn_if_gathered(axis_name, codec)
     if axes.typed(axis_name):
         for path, x in jax.tree_util.tree_leaves_with_path(tree):
-            if set(axes.names(axis_name)) & axes.varying(x):
+            if set(axes.names(axis_name)) & axes.varying_axes(x):
                 raise ValueError(
                     f"`tree` must be the same on all workers of {axis_name!r}, got "
                     f"'{trees.path_name(path)}', which differs between them already"

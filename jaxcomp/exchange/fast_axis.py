@@ -30,7 +30,7 @@ def gather(plan: Plan, mean: Stacks) -> Stacks:
     if plan.fast is None:
         return mean
     slices = [x.reshape(-1).astype(plan.fast.facts.dtype or x.dtype) for x in mean]
-    move = functools.partial(over_workers.gathered, axis_name=plan.fast_axis)
+    move = functools.partial(over_workers.gather, axis_name=plan.fast_axis)
     return tuple(
         x.reshape(-1, batch.size)[: batch.buckets].astype(batch.dtype)
         for x, batch in zip(packing.by_dtype(slices, move), plan.layout.batches, strict=True)

@@ -128,14 +128,14 @@ def remember(
     would overshoot, and grow.
     """
     if not feedback.facts.mirrors:
-        return feedback.update(message, sent, scaled(part, times), share * times, weight, state)
+        return feedback.update(message, sent, scale_sum(part, times), share * times, weight, state)
     estimate, after = feedback.update(message, sent, part, share, weight, state)
     if times != 1:
-        estimate = jax.tree.map(jnp.add, estimate, scaled(part, times - 1))
+        estimate = jax.tree.map(jnp.add, estimate, scale_sum(part, times - 1))
     return estimate, after
 
 
-def scaled(tree: PyTree, factor: float) -> PyTree:
+def scale_sum(tree: PyTree, factor: float) -> PyTree:
     """Multiplies the sum of the sent messages by the factor."""
     if factor == 1:
         return tree

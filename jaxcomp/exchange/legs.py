@@ -103,7 +103,7 @@ def spread(plan: Plan, key: Array, part: Stacks, state: PyTree) -> tuple[Stacks,
     return part, tuple(after)
 
 
-def known(plan: Plan, part: Stacks, state: PyTree) -> Stacks:
+def closed_mean(plan: Plan, part: Stacks, state: PyTree) -> Stacks:
     """The mean in a closed round, from each device's part of a mirror.
 
     After a further leg, it is the memory of that leg's link, which all workers share.

@@ -169,7 +169,7 @@ def _weighted(x: Array, weight: Array | None, factor: float) -> Array:
     """Floats times the weight and the factor, integers unchanged; zeros for weight zero."""
     if jnp.issubdtype(x.dtype, jnp.integer):
         return x if weight is None else jnp.where(weight == 0, 0, x)
-    return summing.weighted(x * summing.kept(factor, x.dtype), weight)
+    return summing.weigh(x * summing.hold_factor(factor, x.dtype), weight)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,7 +43,7 @@ def mean(arrays: Sequence[Array], axis_name: AxisName, weight: Array | None = No
     found = list(arrays)
     narrow = [i for i, x in enumerate(arrays) if is_narrow(x.dtype) and x.size]
     rest = [i for i, x in enumerate(arrays) if not is_narrow(x.dtype)]
-    sums = total([summing.weighted(arrays[i], weight) for i in rest], axis_name)
+    sums = total([summing.weigh(arrays[i], weight) for i in rest], axis_name)
     for i, x in zip(rest, sums, strict=True):
         # Multiply by the reciprocal: compiled code divides by a constant so, eager code does not.
         found[i] = x * jnp.asarray(1 / axes.size(axis_name), x.dtype)
@@ -80,18 +80,16 @@ def mean_of_rows(rows: Array, axis_name: AxisName) -> Array:
 
     def scattered(rows: Array) -> Array:
         before, after = summing.mean_factors(len(rows))
-        flat = rows.reshape(-1) * summing.kept(before, rows.dtype)
+        flat = rows.reshape(-1) * summing.hold_factor(before, rows.dtype)
         own = lax.psum_scatter(flat, axis_name, scatter_dimension=0, tiled=True)
-        return (summing.widened(own) * jnp.asarray(after, summing.wide(own.dtype))).astype(
-            rows.dtype
-        )
+        return (summing.widen(own) * jnp.asarray(after, summing.wide(own.dtype))).astype(rows.dtype)
 
     if rows.dtype == jnp.float16:
         return exchanged(rows)
     return lax.platform_dependent(rows, cpu=exchanged, default=scattered)
 
 
-def gathered(x: Array, axis_name: AxisName) -> Array:
+def gather(x: Array, axis_name: AxisName) -> Array:
     """Every worker's vector, stacked, by an all-gather in the vector's own width."""
     if not is_narrow(x.dtype):
         return axes.gather(x, axis_name)
@@ -130,10 +128,10 @@ def _narrow_means(count: int, axis_name: AxisName, *args: Array) -> list[Array]:
 
 def _two_shots(count: int, axis_name: AxisName, *args: Array) -> list[Array]:
     leaves, weight = args[:count], args[count:]
-    n, flat = axes.size(axis_name), xla.joined(leaves)
+    n, flat = axes.size(axis_name), xla.join(leaves)
     rows = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
     everyone = [axes.gather(w.reshape(1), axis_name)[:, 0] for w in weight]
-    whole = gathered(_mean_of(_exchanged(rows, axis_name), *everyone), axis_name).reshape(-1)
+    whole = gather(_mean_of(_exchanged(rows, axis_name), *everyone), axis_name).reshape(-1)
     sizes = [x.size for x in leaves]
     parts = xla.cut(whole, [sum(sizes[:i]) for i in range(count)], sizes)
     return [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)]
@@ -146,25 +144,25 @@ def _stacked_means(count: int, *args: Array) -> list[Array]:
 def _mean_of(stack: Array, weights: Array | None = None) -> Array:
     before, after = summing.mean_factors(len(stack))
     wide = summing.wide(stack.dtype)
-    kept = summing.kept(before, wide)
+    kept = summing.hold_factor(before, wide)
 
     def term(index: Any) -> Array:
         scaled = _widened(stack[index]) * kept
-        return summing.weighted(scaled, None if weights is None else weights[index])
+        return summing.weigh(scaled, None if weights is None else weights[index])
 
     return (summing.in_order(term, len(stack)) * jnp.asarray(after, wide)).astype(stack.dtype)
 
 
 @jax.custom_jvp
 def _widened(x: Array) -> Array:
-    return summing.widened(x)  # A function of the bits, which has no derivative.
+    return summing.widen(x)  # A function of the bits, which has no derivative.
 
 
 _widened.defjvps(lambda tangent, out, x: tangent.astype(out.dtype))
 
 
 def _plain_means(count: int, axis_name: AxisName, *args: Array) -> list[Array]:
-    return [lax.pmean(summing.weighted(x, *args[count:]), axis_name) for x in args[:count]]
+    return [lax.pmean(summing.weigh(x, *args[count:]), axis_name) for x in args[:count]]
 
 
 _over_workers = jex_core.Primitive("jaxcomp_over_workers")

@@ -23,7 +23,7 @@ def by_dtype(arrays: Sequence[Array], move: Callable[[Array], Array]) -> list[Ar
         given = [arrays[i] for i in numbers]
         sizes = [x.shape[-1] for x in given]
         begins = [sum(sizes[:i]) for i in range(len(sizes))]
-        whole = move(xla.joined(given) if given[0].ndim == 1 else jnp.concatenate(given, axis=1))
+        whole = move(xla.join(given) if given[0].ndim == 1 else jnp.concatenate(given, axis=1))
         parts = (
             xla.cut(whole, begins, sizes) if whole.ndim == 1 else jnp.split(whole, begins[1:], 1)
         )
@@ -54,7 +54,7 @@ def pack(into: Sequence[ArrayLike], arrays: Sequence[Array]) -> tuple[Array, ...
     for room in into:
         parts = [x for x in arrays if x.dtype == room.dtype]
         left = room.shape[0] - sum(part.size for part in parts)
-        vectors.append(xla.joined([*parts, jnp.zeros(left, room.dtype)]))
+        vectors.append(xla.join([*parts, jnp.zeros(left, room.dtype)]))
     return tuple(vectors)
 
 

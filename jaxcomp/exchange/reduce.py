@@ -142,7 +142,7 @@ def reduce(
     new = state_.hold(plan, held, gated=gated is not None)
     # A closed round, or gradients of another dtype than the parameters, change no dtype of a state.
     old = state, () if gated is None else gated.state, stepped
-    after = guarding.retyped((new, opened.state, settled), old)
+    after = guarding.cast_like((new, opened.state, settled), old)
     # Skipped if the workers' means differ: they would disagree on the rollback.
     if guard and plan.facts.same_on_all and jax.tree.leaves(after):
         finite = guarding.all_finite((mean, dense_mean))
@@ -151,7 +151,7 @@ def reduce(
         after = guarding.where_finite(finite, after, old)
         if tell:
             flag = jnp.where(finite, 0, jnp.nan)
-            mean, dense_mean = guarding.spoilt((mean, dense_mean), flag)
+            mean, dense_mean = guarding.poison((mean, dense_mean), flag)
     whole = trees.assemble(plan.layout, mean, dense_mean)
     return Reduction(whole, after[0], given, message, sent, participation, *after[1:])
 
@@ -217,14 +217,18 @@ class _Step:
         )
         if gating.forgets(feedback) and weight is not None:
             known = plan.dense_mean(held.feedback.own, weight)
-            part = gating.scaled(jax.tree.map(jnp.add, got.value, known), self.factor)
+            part = gating.scale_sum(jax.tree.map(jnp.add, got.value, known), self.factor)
         flag = None
         if self.guard and plan.tells and weight is None:
             # Sent with the dense leaves, so that it adds no collective.
-            *mean, flag = plan.dense_mean((*dense, guarding.unsound(own)))
+            *mean, flag = plan.dense_mean((*dense, guarding.flag_unsound(own)))
         else:
             mean = plan.dense_mean(dense, weight)
-            flag = guarding.told(own, plan.axis_name) if self.guard and plan.tells else None
+            flag = (
+                guarding.flag_any_unsound(own, plan.axis_name)
+                if self.guard and plan.tells
+                else None
+            )
         # Dense leaves as the others receive them: rounded to the dtype in which they are sent.
         arrived = tuple(x.astype(plan.dense_dtype or x.dtype).astype(x.dtype) for x in dense)
         mean, of_dense = gating.remember(
@@ -236,7 +240,7 @@ class _Step:
             )
         whole, reducer = legs.spread(plan, key, part, got.state)
         if flag is not None:
-            whole, mean = guarding.spoilt((whole, mean), flag)
+            whole, mean = guarding.poison((whole, mean), flag)
         # Counted only in open rounds, since it needs a collective.
         senders = (
             gating.senders(weight, plan.axis)
@@ -254,7 +258,7 @@ class _Step:
         part = _zeros(plan.part_like)
         part, own = feedback.update(message, none, part, 0.0, nothing, held.feedback)
         if feedback.facts.mirrors and not gating.forgets(feedback):
-            mean = legs.known(plan, part, held.reducer)
+            mean = legs.closed_mean(plan, part, held.reducer)
         else:
             mean = _zeros(plan.likes)
         nobody = _zeros(dense), _zeros(dense), 0.0, nothing

@@ -12,7 +12,7 @@ from jaxcomp.quantize.blocks import Blocks8
 from jaxcomp.types import Array, PyTree
 
 
-def carried(
+def carry(
     feedback: PyTree, reducer: PyTree, like: PyTree, workers: int, *, sharded: bool
 ) -> tuple[PyTree, PyTree]:
     """The uplink's memory and a reducer's state in the tree of another number of workers.

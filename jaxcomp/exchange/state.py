@@ -60,7 +60,7 @@ class ReductionState(NamedTuple):
         Raises:
             ValueError: if the memory cannot be moved to other workers.
         """
-        feedback, reducer = resize.carried(
+        feedback, reducer = resize.carry(
             self.feedback, self.reducer, like.reducer, workers, sharded=sharded
         )
         return self._replace(feedback=feedback, reducer=reducer)

@@ -154,10 +154,10 @@ def add(
     given = method.aggregate.prepare(read)
 
     def plus(total: Array, x: Array) -> Array:
-        x = summing.widened(x)
+        x = summing.widen(x)
         # Whether a product is rounded before it is added must not depend on the program. One times
         # a message is that message to the last bit: with its residual it is what the client gave.
-        times = xla.block_fma(summing.weighted(x, weight))
+        times = xla.block_fma(summing.weigh(x, weight))
         return total + jnp.where(weight == 1, x, times)
 
     stacks, dense = jax.tree.map(plus, (total.stacks, total.dense), given)
@@ -184,7 +184,7 @@ class Held(NamedTuple):
     payloads: TreePayload
 
 
-def held(
+def fill_table(
     cohort: np.ndarray, clients: int, weights: np.ndarray, rows: np.ndarray, payloads: TreePayload
 ) -> Held:
     """The messages of these rows of the cohort, in a table that depends on the cohort alone.
@@ -215,7 +215,7 @@ def held(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def combined(
+def combine(
     method: Method,
     key: Array,
     state: ServerState,
@@ -241,7 +241,7 @@ def combined(
     after = jax.tree.map(
         lambda x, new: x.at[numbers].set(new, mode="drop"), state.aggregate, found.state
     )
-    stacks, dense = jax.tree.map(summing.widened, found.value)
+    stacks, dense = jax.tree.map(summing.widen, found.value)
     count = jnp.where(guarding.all_finite(found.value), jnp.sum(weights > 0, dtype=jnp.int32), 0)
     return state._replace(aggregate=after), Total(stacks, dense, jnp.float32(1), count)
 

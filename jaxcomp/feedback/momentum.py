@@ -105,7 +105,7 @@ class MomentumCorrection(Feedback):
         momentum = jax.tree.map(lambda u: u * self.momentum, total)
         step = jax.tree.map(memory.add_saturated, wide, momentum) if self.nesterov else total
         velocity = jax.tree.map(memory.add_saturated, step, held.velocity)
-        message = jax.tree.map(lambda v, g: summing.saturated(v, g.dtype), velocity, x)
+        message = jax.tree.map(lambda v, g: summing.saturate(v, g.dtype), velocity, x)
         return message, MomentumState(momentum, velocity)
 
     def update(

@@ -96,7 +96,7 @@ class Residual(Feedback):
             x,
             memory.tree(state.residual),
         )
-        message = jax.tree.map(lambda p, g: summing.saturated(p, g.dtype), total, x)
+        message = jax.tree.map(lambda p, g: summing.saturate(p, g.dtype), total, x)
         return message, ResidualState(total)
 
     def update(

@@ -152,7 +152,7 @@ def stack(batch: Batch, leaves: Sequence[Any]) -> Array:
             flat = flat[piece.start : piece.stop]
         padding = padded_buckets(piece, batch.size) * batch.size - flat.shape[0]
         parts += [flat, jnp.zeros(padding, batch.dtype)] if padding else [flat]
-    return xla.joined(parts).reshape(batch.buckets, batch.size)
+    return xla.join(parts).reshape(batch.buckets, batch.size)
 
 
 def _segments_of(batch: Batch, segments: Segments, leaves: Sequence[Any]) -> Array:
@@ -168,7 +168,7 @@ def _segments_of(batch: Batch, segments: Segments, leaves: Sequence[Any]) -> Arr
         else:
             parts.append(jnp.pad(each, ((0, 0), (0, padding))) if padding else each)
     if batch.slices == 1:
-        return xla.joined(parts).reshape(1, -1)
+        return xla.join(parts).reshape(1, -1)
     return jnp.concatenate(parts, axis=1)
 
 
@@ -233,7 +233,7 @@ def _unstacked(
     leaves: list[Array | None] = []
     for number, (like, parts) in enumerate(zip(likes, found, strict=True)):
         ordered = [part for _, part in sorted(parts, key=lambda pair: pair[0])]
-        ordered = [summing.saturated(part, like.dtype) for part in ordered]
+        ordered = [summing.saturate(part, like.dtype) for part in ordered]
         if not ordered:
             leaves.append(None)
             continue
@@ -241,7 +241,7 @@ def _unstacked(
             lanes = math.gcd(rows[number], *(part.size for part in ordered))
             whole = jnp.concatenate([xla.in_rows(part, lanes) for part in ordered])
         else:
-            whole = xla.joined(ordered)
+            whole = xla.join(ordered)
         leaves.append(whole.reshape(like.shape))
     return leaves
 

@@ -36,7 +36,7 @@ def names(entry: Any) -> tuple[str, ...]:
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
-def named(given: PartitionSpec) -> tuple[str, ...]:
+def named_axes(given: PartitionSpec) -> tuple[str, ...]:
     """All axes of a spec."""
     return tuple(name for entry in given for name in names(entry))
 
@@ -52,7 +52,7 @@ def spread(argument: str, specs: PyTree, tree: PyTree) -> PyTree:
     Raises:
         ValueError: if the specs are no prefix.
     """
-    given = jax.tree.map(spec, masked.seen(specs, tree, is_spec), is_leaf=is_spec)
+    given = jax.tree.map(spec, masked.visible_part(specs, tree, is_spec), is_leaf=is_spec)
     try:  # Where the tree has no leaf, as in a filtered module, it gets no spec.
         return jax.tree.broadcast(given, tree, is_leaf=is_spec)
     except ValueError as error:

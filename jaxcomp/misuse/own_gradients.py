@@ -256,7 +256,7 @@ class _Pooled:
 
     def _is_same(self, *atoms: Any) -> bool:
         """Whether the types say that the values are the same on all workers."""
-        return self.typed and not any(self.names <= axes.varying(atom.aval) for atom in atoms)
+        return self.typed and not any(self.names <= axes.varying_axes(atom.aval) for atom in atoms)
 
 
 def _as_data(bits: int) -> int:

@@ -112,15 +112,15 @@ def scale_by_one_bit_adam(
         def frozen(grads: PyTree, count: Array, state: Any, params: PyTree | None) -> tuple:
             del count
             own = moments.mask(adam.first(grads, state.mu), state.nu)
-            own = guarding.retyped(own, grads)
+            own = guarding.cast_like(own, grads)
             mean, after = lossy.update(own, state.compressed, params, **extra)
-            mu = moments.mask(guarding.retyped(mean, state.mu), state.nu)
+            mu = moments.mask(guarding.cast_like(mean, state.mu), state.nu)
             scaled = jax.tree.map(jnp.divide, mu, adam.root(state.nu, freeze_step))
             return scaled, mu, state.nu, state.dense, after
 
         count = counting.after(state.count)
         early = conditional.uniform(count <= freeze_step, axis_name)
         scaled, *after = conditional.either(early, warm_up, frozen, updates, count, state, params)
-        return guarding.retyped(scaled, updates), OneBitAdamState(count, *after)
+        return guarding.cast_like(scaled, updates), OneBitAdamState(count, *after)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -19,7 +19,7 @@ from jaxcomp.types import Array
 FITS = (None, "unbiased", "least_squares", "norm")
 
 
-def fitted(
+def fit_step(
     fit: str, levels: Levels, values: Float32[Array, "n size"], x: Array, count: Array, dtype: Any
 ) -> Float32[Array, "n 1"]:
     """The step that fits the values `c` of the codes to the elements `x` of each bucket.

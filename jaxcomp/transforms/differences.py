@@ -115,7 +115,7 @@ def compressed_differences(
         new = DifferencesState(
             state.gate_key, state.step + 1, opened.state, params, estimate, first, second
         )
-        made = jax.tree.map(lambda y, g: summing.saturated(y, g.dtype), estimate, updates)
+        made = jax.tree.map(lambda y, g: summing.saturate(y, g.dtype), estimate, updates)
         return made, guarding.where_finite(guarding.all_finite(estimate), new, state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -145,7 +145,7 @@ def _restarted(
 ) -> tuple[PyTree, Any, Any]:
     """The mean of full gradients, and the states of both means after it."""
     estimate, after = whole.update(grads, state.full, **extra)
-    return guarding.retyped(estimate, state.estimate), after, state.change
+    return guarding.cast_like(estimate, state.estimate), after, state.change
 
 
 def _continued(
@@ -161,4 +161,4 @@ def _continued(
     moved = jax.tree.map(jnp.subtract, grads, before)
     mean, after = change.update(moved, state.change, **extra)
     estimate = jax.tree.map(jnp.add, state.estimate, mean)
-    return guarding.retyped(estimate, state.estimate), state.full, after
+    return guarding.cast_like(estimate, state.estimate), state.full, after

@@ -244,14 +244,14 @@ def _consensus(params: PyTree, state: PyTree) -> PyTree:
             params = view_.in_parts(_consensus, params, node)
         if not isinstance(node, GossipState):
             continue
-        if axes.varying(node.skipped.tree):
+        if axes.varying_axes(node.skipped.tree):
             raise ValueError(
                 "`state` must be that of all workers, outside of the mapped function, got one "
                 "worker's; inside of it, jaxcomp.view(params, state) is this worker's model"
             )
         means = jax.tree.map(lambda by: jnp.mean(by, axis=0), node.offset.tree)
-        own = worker_round.here(masked.seen(params, means), means)
-        params = view_.completed(own, params)
+        own = worker_round.here(masked.visible_part(params, means), means)
+        params = view_.complete(own, params)
     return params
 
 

@@ -65,7 +65,7 @@ def exchanged(
         period=guarding.where_finite(known, period, state.period),
         fragments=tuple(found),
     )
-    return fragments_.merged(tuple(updates)), state._replace(
+    return fragments_.merge(tuple(updates)), state._replace(
         left=steps_.left(setup, len(parts), state)
     )
 
@@ -226,10 +226,10 @@ def together(
     step, shared = setup.inner.update(averaged, state.shared, params, **extra)
     parts, steps = (fragments_.split(setup.fragments, params, tree) for tree in (params, step))
     found = [
-        remainder.moved(part, fragment.rest, remainder.wide(part, fragment.rest, by))
+        remainder.split_step(part, fragment.rest, remainder.wide(part, fragment.rest, by))
         for fragment, part, by in zip(state.fragments, parts, steps, strict=True)
     ]
-    update, rests = fragments_.merged(tuple(by for by, _ in found)), [rest for _, rest in found]
+    update, rests = fragments_.merge(tuple(by for by, _ in found)), [rest for _, rest in found]
     if guard:
         sound = _is_sound(averaged, update, params, shared, state.shared)
         still = jax.tree.map(jnp.zeros_like, update)
@@ -256,7 +256,7 @@ def _outer_step(
     whole = remainder.exact(params, rest)
     step, outer = setup.outer.update(remainder.wide(params, rest, mean), outer, whole)
     step = jax.tree.map(lambda u, p: u.astype(p.dtype), step, whole)
-    update, rest = remainder.moved(params, rest, step)
+    update, rest = remainder.split_step(params, rest, step)
     return step, update, outer, rest
 
 

@@ -311,7 +311,7 @@ def _mean(
                 "jaxcomp.compressed_mean(codec, axis_name, gate=...)"
             )
         return optax.with_extra_args_support(reducer)
-    source = choose.given(reducer)
+    source = choose.link_or_reducer(reducer)
     if gate is not None:
         checks.part("gate", gate, Gate)
         gate.check(choose.feedback(source))  # Which may warn of what closed rounds lose.

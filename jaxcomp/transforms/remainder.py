@@ -36,7 +36,7 @@ def wide(params: PyTree, rest: PyTree, tree: PyTree) -> PyTree:
     return _over(lambda r, p, x: x if r is None else x.astype(r.dtype), rest, params, tree)
 
 
-def moved(params: PyTree, rest: PyTree, step: PyTree) -> tuple[PyTree, PyTree]:
+def split_step(params: PyTree, rest: PyTree, step: PyTree) -> tuple[PyTree, PyTree]:
     """The update that moves `params` by `step`, and the remainder after it.
 
     Args:

@@ -34,7 +34,7 @@ def share(weight: Any, axis_name: AxisName) -> Array:
     return jnp.where(mean == 0, 0, own[0] / jnp.where(mean == 0, 1, mean))
 
 
-def weighted(source: Link | Reducer, updates: PyTree, weight: Any, axis_name: AxisName) -> PyTree:
+def weigh(source: Link | Reducer, updates: PyTree, weight: Any, axis_name: AxisName) -> PyTree:
     """The gradient times its `share`, so that the plain mean is `Σ wᵢ·gᵢ / Σ wᵢ`.
 
     It is scaled before the feedback, whose memory then is of what was to be sent: a residual of a
@@ -49,7 +49,7 @@ def weighted(source: Link | Reducer, updates: PyTree, weight: Any, axis_name: Ax
 
     def scaled(leaf: Array) -> Array:
         wide = leaf.astype(summing.wide(leaf.dtype))
-        return summing.weighted(wide, times).astype(leaf.dtype)
+        return summing.weigh(wide, times).astype(leaf.dtype)
 
     return jax.tree.map(scaled, updates)
 

@@ -74,9 +74,9 @@ def test_what_a_downlink_did_not_send_joins_every_uplink():
     feedback = per_worker.PerWorker(ResidualState((jnp.asarray(up),)), "link")
     unsent = per_worker.PerWorker(ResidualState((jnp.asarray(down),)), "slice")
     given = LegState(per_worker.PerWorker((), "codec")), LegState((), memory=unsent)
-    found, left = resize.carried(feedback, given, (), 8, sharded=False)
+    found, left = resize.carry(feedback, given, (), 8, sharded=False)
     np.testing.assert_allclose(found.tree.residual[0], up + down.reshape(4, 4)[:3], rtol=1e-6)
     assert left == ()
     nothing = per_worker.PerWorker((), "link")
     with pytest.raises(ValueError, match=r"must not have a downlink's residual .* 8 workers"):
-        resize.carried(nothing, given, (), 8, sharded=False)
+        resize.carry(nothing, given, (), 8, sharded=False)
