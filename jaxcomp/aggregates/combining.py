@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float32, UInt32
 
 from jaxcomp.base import Aggregate
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, PyTree
 
 
@@ -82,7 +82,7 @@ class Total(NamedTuple):
 
 def zero_total(like: PyTree) -> Total:
     """The sum before the first message, for messages like these."""
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, summing.wide(leaf.dtype)), like)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, addition.wide(leaf.dtype)), like)
     none = jnp.zeros((), jnp.uint32)
     return Total(zeros, jnp.zeros((), jnp.float32), none, none)
 
@@ -121,7 +121,7 @@ def add(aggregate: Aggregate, total: Total, message: PyTree, weight: Array | flo
     own = usable[0]
     return Total(
         jax.tree.map(
-            lambda added, x: added + summing.weigh(summing.widen(x), own),
+            lambda added, x: added + addition.weigh(addition.widen(x), own),
             total.total,
             aggregate.prepare(message),
         ),
@@ -135,7 +135,7 @@ def mean_of(total: Total, like: PyTree) -> Combined:
     """The mean of the messages in a sum, in the dtypes of `like`; its state is `()`."""
     factor = jnp.where(total.weight > 0, 1 / jnp.where(total.weight > 0, total.weight, 1), 0)
     value = jax.tree.map(
-        lambda added, leaf: summing.saturate(added * factor.astype(added.dtype), leaf.dtype),
+        lambda added, leaf: addition.saturate(added * factor.astype(added.dtype), leaf.dtype),
         total.total,
         like,
     )

@@ -11,7 +11,7 @@ from jaxcomp.backend import axes, xla
 from jaxcomp.base import Feedback, Gate, Reducer
 from jaxcomp.exchange.plan import feedback_of
 from jaxcomp.layout.policy import Policy
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, AxisName, PyTree, Stacks
 
 
@@ -141,7 +141,7 @@ def scale_sum(tree: PyTree, factor: float) -> PyTree:
         return tree
 
     def times(x: Array) -> Array:
-        wide = summing.wide(x.dtype)
+        wide = addition.wide(x.dtype)
         # Block a fused multiply-add with a memory, which would round differently.
         return xla.block_fma(x.astype(wide) * jnp.asarray(factor, wide)).astype(x.dtype)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxcomp.backend import axes, xla
 from jaxcomp.base import Mirrored
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, AxisName, PyTree
 
 _LARGE = 2**16
@@ -31,7 +31,7 @@ def cast_like(now: PyTree, before: PyTree) -> PyTree:
         if new.dtype == old.dtype:
             return new
         floating = jnp.issubdtype(old.dtype, jnp.floating)
-        return summing.saturate(new, old.dtype) if floating else new.astype(old.dtype)
+        return addition.saturate(new, old.dtype) if floating else new.astype(old.dtype)
 
     return jax.tree.map(one, now, before)
 

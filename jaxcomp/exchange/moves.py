@@ -15,7 +15,7 @@ from jaxcomp.base import Graph, Heard, Move
 from jaxcomp.exchange import collectives, dense, over_workers, packing
 from jaxcomp.graphs import Ring, mixing
 from jaxcomp.layout import batches as batches_
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import addition, noise
 from jaxcomp.types import Array, AxisName, Batches, PyTree
 from jaxcomp.wire import buffer, cost as wire_cost
 
@@ -159,7 +159,7 @@ def factors(workers: int, batch: Any, payload: PyTree) -> tuple[float, float]:
     16 bits are averaged in the collective.
     """
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(payload)}
-    before, after = summing.mean_factors(workers)
+    before, after = addition.mean_factors(workers)
     if any(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):
         return (before, after) if batch.codec.facts.scales_sums else (1.0, 1 / workers)
     return (before * after, 1.0) if any(map(over_workers.is_narrow, dtypes)) else (before, after)
@@ -169,7 +169,7 @@ def _weighted(x: Array, weight: Array | None, factor: float) -> Array:
     """Floats times the weight and the factor, integers unchanged; zeros for weight zero."""
     if jnp.issubdtype(x.dtype, jnp.integer):
         return x if weight is None else jnp.where(weight == 0, 0, x)
-    return summing.weigh(x * summing.hold_factor(factor, x.dtype), weight)
+    return addition.weigh(x * addition.hold_factor(factor, x.dtype), weight)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
 from jaxcomp.backend import axes, xla
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, AxisName
 
 _Collective: TypeAlias = Callable[..., list[Array]]
@@ -43,7 +43,7 @@ def mean(arrays: Sequence[Array], axis_name: AxisName, weight: Array | None = No
     found = list(arrays)
     narrow = [i for i, x in enumerate(arrays) if is_narrow(x.dtype) and x.size]
     rest = [i for i, x in enumerate(arrays) if not is_narrow(x.dtype)]
-    sums = total([summing.weigh(arrays[i], weight) for i in rest], axis_name)
+    sums = total([addition.weigh(arrays[i], weight) for i in rest], axis_name)
     for i, x in zip(rest, sums, strict=True):
         # Multiply by the reciprocal: compiled code divides by a constant so, eager code does not.
         found[i] = x * jnp.asarray(1 / axes.size(axis_name), x.dtype)
@@ -79,10 +79,12 @@ def mean_of_rows(rows: Array, axis_name: AxisName) -> Array:
         return _mean_of(_exchanged(rows, axis_name))
 
     def scattered(rows: Array) -> Array:
-        before, after = summing.mean_factors(len(rows))
-        flat = rows.reshape(-1) * summing.hold_factor(before, rows.dtype)
+        before, after = addition.mean_factors(len(rows))
+        flat = rows.reshape(-1) * addition.hold_factor(before, rows.dtype)
         own = lax.psum_scatter(flat, axis_name, scatter_dimension=0, tiled=True)
-        return (summing.widen(own) * jnp.asarray(after, summing.wide(own.dtype))).astype(rows.dtype)
+        return (addition.widen(own) * jnp.asarray(after, addition.wide(own.dtype))).astype(
+            rows.dtype
+        )
 
     if rows.dtype == jnp.float16:
         return exchanged(rows)
@@ -115,7 +117,7 @@ def _all_reduce(axis_name: AxisName, *arrays: Array) -> list[Array]:
 
 
 def _ordered(*stacks: Array) -> list[Array]:
-    return [summing.in_order(x.__getitem__, len(x)) for x in stacks]
+    return [addition.in_order(x.__getitem__, len(x)) for x in stacks]
 
 
 def _narrow_means(count: int, axis_name: AxisName, *args: Array) -> list[Array]:
@@ -142,27 +144,27 @@ def _stacked_means(count: int, *args: Array) -> list[Array]:
 
 
 def _mean_of(stack: Array, weights: Array | None = None) -> Array:
-    before, after = summing.mean_factors(len(stack))
-    wide = summing.wide(stack.dtype)
-    kept = summing.hold_factor(before, wide)
+    before, after = addition.mean_factors(len(stack))
+    wide = addition.wide(stack.dtype)
+    kept = addition.hold_factor(before, wide)
 
     def term(index: Any) -> Array:
         scaled = _widened(stack[index]) * kept
-        return summing.weigh(scaled, None if weights is None else weights[index])
+        return addition.weigh(scaled, None if weights is None else weights[index])
 
-    return (summing.in_order(term, len(stack)) * jnp.asarray(after, wide)).astype(stack.dtype)
+    return (addition.in_order(term, len(stack)) * jnp.asarray(after, wide)).astype(stack.dtype)
 
 
 @jax.custom_jvp
 def _widened(x: Array) -> Array:
-    return summing.widen(x)  # A function of the bits, which has no derivative.
+    return addition.widen(x)  # A function of the bits, which has no derivative.
 
 
 _widened.defjvps(lambda tangent, out, x: tangent.astype(out.dtype))
 
 
 def _plain_means(count: int, axis_name: AxisName, *args: Array) -> list[Array]:
-    return [lax.pmean(summing.weigh(x, *args[count:]), axis_name) for x in args[:count]]
+    return [lax.pmean(addition.weigh(x, *args[count:]), axis_name) for x in args[:count]]
 
 
 _over_workers = jex_core.Primitive("jaxcomp_over_workers")

@@ -17,7 +17,7 @@ from jaxcomp.exchange.stepping import Stepper
 from jaxcomp.feedback import NoFeedback
 from jaxcomp.layout import trees
 from jaxcomp.mesh import per_worker
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, PyTree, Stacks
 
 
@@ -264,7 +264,7 @@ class _Step:
         nobody = _zeros(dense), _zeros(dense), 0.0, nothing
         still, of_dense = self.of_dense.update(dense, *nobody, held.dense)
         if self.stepper is not None:  # Updates are wider than gradients.
-            still = tuple(x.astype(summing.wide(x.dtype)) for x in still)
+            still = tuple(x.astype(addition.wide(x.dtype)) for x in still)
         after = ReductionState(own, held.reducer, of_dense)
         senders = jnp.zeros((), jnp.uint32)
         return tuple(mean), tuple(still), after, stepped, none, senders

@@ -16,7 +16,7 @@ from jaxcomp.layout import batches, trees
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import elementwise
-from jaxcomp.numerics import counting, norms, summing
+from jaxcomp.numerics import addition, counting, norms
 from jaxcomp.types import Array, PyTree, Stacks
 
 
@@ -108,7 +108,7 @@ class Stepper:
         elementwise.check(self.optimizer, stepped, plan.part_like, dense, given=whole)
 
         def begun(likes: Any) -> Stepped:
-            zeros = tuple(jnp.zeros(x.shape, summing.wide(x.dtype)) for x in likes)
+            zeros = tuple(jnp.zeros(x.shape, addition.wide(x.dtype)) for x in likes)
             return Stepped(self.optimizer.init(zeros), zeros if self.remembers else ())
 
         part = begun(plan.part_like)
@@ -262,7 +262,7 @@ class Stepper:
 
 
 def _wide(x: Array) -> Array:
-    return x.astype(summing.wide(x.dtype))
+    return x.astype(addition.wide(x.dtype))
 
 
 def _own(plan: Plan, tree: PyTree) -> Stacks:

@@ -9,7 +9,7 @@ import optax
 from jaxcomp.backend import conditional
 from jaxcomp.exchange import guarding
 from jaxcomp.misuse import own_gradients
-from jaxcomp.numerics import counting, summing
+from jaxcomp.numerics import addition, counting
 from jaxcomp.optimizers import means, moments
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -91,8 +91,8 @@ def scale_by_one_bit_adam(
     def init_fn(params: PyTree) -> Any:
         return OneBitAdamState(
             count=jnp.zeros((), jnp.int32),
-            mu=jax.tree.map(summing.zeros, params),
-            nu=jax.tree.map(summing.zeros, params),
+            mu=jax.tree.map(addition.zeros, params),
+            nu=jax.tree.map(addition.zeros, params),
             dense=exact.init(params),
             compressed=lossy.init(params),
         )

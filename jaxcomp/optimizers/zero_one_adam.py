@@ -14,7 +14,7 @@ from jaxcomp.exchange import guarding
 from jaxcomp.mesh import kinds
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import own_gradients
-from jaxcomp.numerics import counting, summing
+from jaxcomp.numerics import addition, counting
 from jaxcomp.optimizers import means, moments, rates
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -325,7 +325,7 @@ def _fresh(params: PyTree, exact: _Mean, lossy: _Mean, axis_name: AxisName) -> Z
     """The state before the first step."""
 
     def zeros() -> PyTree:
-        return jax.tree.map(summing.zeros, params)
+        return jax.tree.map(addition.zeros, params)
 
     return ZeroOneAdamState(
         count=jnp.zeros((), jnp.int32),

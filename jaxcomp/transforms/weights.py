@@ -9,7 +9,7 @@ from jaxcomp.backend import axes
 from jaxcomp.base import Reducer
 from jaxcomp.exchange import over_workers
 from jaxcomp.feedback import Link
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.reducers import choose
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -48,8 +48,8 @@ def weigh(source: Link | Reducer, updates: PyTree, weight: Any, axis_name: AxisN
     times = share(weight, axis_name)
 
     def scaled(leaf: Array) -> Array:
-        wide = leaf.astype(summing.wide(leaf.dtype))
-        return summing.weigh(wide, times).astype(leaf.dtype)
+        wide = leaf.astype(addition.wide(leaf.dtype))
+        return addition.weigh(wide, times).astype(leaf.dtype)
 
     return jax.tree.map(scaled, updates)
 

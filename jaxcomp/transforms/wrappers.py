@@ -11,7 +11,7 @@ from jaxcomp.exchange.guarding import all_finite, cast_like, none_lost
 from jaxcomp.exchange.state import ReductionState
 from jaxcomp.mesh import per_worker as per_worker_
 from jaxcomp.mesh.per_worker import PerWorker
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.transforms.accumulated import AccumulatedState
 from jaxcomp.transforms.mean import TELL
 from jaxcomp.types import Array, PyTree
@@ -88,8 +88,8 @@ def widened(tx: optax.GradientTransformation) -> optax.GradientTransformationExt
 def _wide(leaf: Any) -> Any:
     """A narrow array in the dtype of arithmetic; anything else unchanged."""
     dtype = jnp.result_type(leaf)
-    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype != summing.wide(dtype)
-    return leaf.astype(summing.wide(dtype)) if narrow else leaf
+    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype != addition.wide(dtype)
+    return leaf.astype(addition.wide(dtype)) if narrow else leaf
 
 
 class SkipNonfiniteState(NamedTuple):

@@ -1,4 +1,4 @@
-"""Sums over workers: their order, their dtype, their weights."""
+"""Addition over workers: its order, its dtype, its weights."""
 
 from collections.abc import Callable
 from typing import Any
