@@ -319,7 +319,7 @@ def _init(setup: Setup, seed: Any, params: PyTree) -> GossipState:
         inner=PerWorker.wrap(setup.inner.init(params), "local", axis_name),
         skipped=PerWorker.wrap(jnp.zeros_like(zero), "local", axis_name),
         offset=PerWorker.wrap(offset, "offset", axis_name),
-        memory=rounds_.begun(setup, params),
+        memory=rounds_.begin(setup, params),
         slow=slow,
         tracked=tracked,
     )
@@ -338,7 +338,7 @@ def _step(
     moved, inner, taken = worker_round.step(
         setup.inner, estimate, own.inner, here, own.offset, guard=setup.guard, extra=extra
     )
-    models = Models(moved, rounds_.memory_of(setup, state.memory), own.slow, tracked)
+    models = Models(moved, rounds_.own_memory(setup, state.memory), own.slow, tracked)
     models, mixed = _exchange(setup, models, state, params)
 
     def wrap(tree: PyTree, kind: str) -> PerWorker:
@@ -354,7 +354,7 @@ def _step(
         inner=wrap(inner, "local"),
         skipped=wrap(own.skipped + jnp.where(taken, spoilt, 1), "local"),
         offset=wrap(models.offset, "offset"),
-        memory=rounds_.kept(setup, models.memory),
+        memory=rounds_.store_memory(setup, models.memory),
         slow=slow,
         tracked=wrap(models.tracked, "local") if setup.tracking else (),
     )
@@ -380,7 +380,7 @@ def _exchange(
     """The models after this step's exchange, if one is due, and the number of rounds so far."""
 
     def talk(models: Models, mixed: Array, params: PyTree) -> tuple[Models, Array]:
-        return rounds_.exchanged(setup, models, params, state.gossip_key, state.taken, mixed)
+        return rounds_.exchange(setup, models, params, state.gossip_key, state.taken, mixed)
 
     if setup.every == 1:
         return talk(models, state.mixed, params)

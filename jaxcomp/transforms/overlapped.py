@@ -356,7 +356,7 @@ class Overlapped:
         """The exchange of a fragment: the only program with collectives."""
 
         def talk(delta: PerWorker, memory: Any, part: PyTree, _: Any) -> tuple[PyTree, Any]:
-            return exchange_.averaged(self._setup, mean, delta.own(), memory, part)
+            return exchange_.average(self._setup, mean, delta.own(), memory, part)
 
         return data_parallel(talk, self._through, self._axis_name, donate_argnums=(0, 1))
 
@@ -365,7 +365,7 @@ class Overlapped:
         """The step of the outer optimizer."""
 
         def move(part: PyTree, at: FragmentState, mean: PyTree, _: Any) -> tuple[PyTree, Any]:
-            update, at = exchange_.applied(self._setup, at, mean, part)
+            update, at = exchange_.move_center(self._setup, at, mean, part)
             return optax.apply_updates(part, update), at
 
         return data_parallel(move, self._mesh, self._axis_name, donate_argnums=1)
