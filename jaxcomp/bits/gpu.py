@@ -16,7 +16,7 @@ from jaxcomp.backend.triton import pallas as pl
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, lanes, planes, words as words_of
 from jaxcomp.numerics import addition, noise
-from jaxcomp.quantize.reductions import IN_GPU, INTERPRETED
+from jaxcomp.quantize.totals import IN_GPU, INTERPRETED
 from jaxcomp.types import Array, ArrayLike
 
 ELEMENTS = 1024

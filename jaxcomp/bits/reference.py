@@ -8,7 +8,7 @@ from jaxcomp.backend import xla
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, lanes, planes
 from jaxcomp.numerics import addition, noise
-from jaxcomp.quantize.reductions import IN_XLA
+from jaxcomp.quantize.totals import IN_XLA
 from jaxcomp.types import Array, ArrayLike
 
 

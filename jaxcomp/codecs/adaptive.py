@@ -15,7 +15,7 @@ from jaxcomp.backend import axes, conditional, xla
 from jaxcomp.base import Codec, Facts, Hints
 from jaxcomp.codecs.payload import QuantizedPayload
 from jaxcomp.numerics import addition, counting, noise
-from jaxcomp.quantize import adaptive, reductions, rounding
+from jaxcomp.quantize import adaptive, rounding, totals
 from jaxcomp.quantize.scales import L2, Scale
 from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
 
@@ -105,8 +105,8 @@ class AdaptiveQuantizer(Codec):
         """Sums the histograms over workers and updates the levels if an update is due."""
         del key
         scale = self.scale(x, count[:, None])
-        usable = reductions.is_finite(scale) & (scale >= jnp.finfo(jnp.float32).tiny)
-        magnitude = jnp.abs(reductions.unit(x, jnp.where(usable, scale, 0)))
+        usable = totals.is_finite(scale) & (scale >= jnp.finfo(jnp.float32).tiny)
+        magnitude = jnp.abs(totals.unit(x, jnp.where(usable, scale, 0)))
         largest = jnp.max(jnp.where(usable, scale, 0), initial=0)
         top = jnp.maximum(state.top, _power_of_two(largest))
         share = jnp.where(usable, scale / jnp.where(top > 0, top, 1), 0)[:, 0]

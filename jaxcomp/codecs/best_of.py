@@ -15,7 +15,7 @@ from jaxcomp.codecs import inner
 from jaxcomp.codecs.payload import AgreedScale, QuantizedPayload
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.numerics import addition, exact
-from jaxcomp.quantize import bounds, reductions
+from jaxcomp.quantize import bounds, totals
 from jaxcomp.quantize.levels import TRIT, Uniform
 from jaxcomp.quantize.rounding import Stochastic
 from jaxcomp.quantize.scales import L2, Scale, WideMax
@@ -164,10 +164,10 @@ class BestOf(Codec, public=("bits", "costs")):
         """`[alternatives, scales, n]`; infinite where a guess is not finite."""
         alternatives, n, size = rest.shape
         rows, counts = rest.reshape(-1, size), jnp.tile(count, alternatives)[:, None]
-        top = reductions.max_abs(rows)
-        part = reductions.unit(rows, top)
-        above, below = (reductions.total(jnp.maximum(terms, 0)) for terms in (part, -part))
-        energy = reductions.total(part * part)
+        top = totals.max_abs(rows)
+        part = totals.unit(rows, top)
+        above, below = (totals.total(jnp.maximum(terms, 0)) for terms in (part, -part))
+        energy = totals.total(part * part)
         # In units of the largest element, so that nothing overflows.
         sizes = jnp.stack([scale(part, counts) for scale in self.scales])
         cost = _make_price(self.rate)(top, above, below, energy, sizes, counts)[..., 0]

@@ -11,7 +11,7 @@ from jax import lax
 from jaxcomp import checks
 from jaxcomp.base import Codec, Facts
 from jaxcomp.numerics import addition
-from jaxcomp.quantize import reductions
+from jaxcomp.quantize import totals
 from jaxcomp.types import Array, ArrayLike, Key
 
 _WIDE = ("float32", "bfloat16")
@@ -68,7 +68,7 @@ class Cast(Codec):
         del key, count
         if self.dtype in _WIDE:
             return CastPayload(addition.saturate(x, self.dtype)), state
-        scale = _power_of_two(reductions.max_abs(x), self.dtype)
+        scale = _power_of_two(totals.max_abs(x), self.dtype)
         values = (x.astype(jnp.float32) * (1 / scale)).astype(self.dtype)
         return ScaledCastPayload(values, scale[:, 0]), state
 

@@ -17,12 +17,12 @@ from jaxcomp.codecs.payload import AgreedScale, QuantizedPayload
 from jaxcomp.codecs.summed import Summed
 from jaxcomp.numerics import addition, noise
 from jaxcomp.numerics.segments import Segments
-from jaxcomp.quantize import bounds, fits, reductions, rounding as rounding_
+from jaxcomp.quantize import bounds, fits, rounding as rounding_, totals
 from jaxcomp.quantize.levels import FRACTION, Levels, MidRise, Uniform
-from jaxcomp.quantize.reductions import Rows
 from jaxcomp.quantize.rounding import Rounding, Subtractive
 from jaxcomp.quantize.scales import MaxAbs, MeanAbs, Scale
 from jaxcomp.quantize.steps import Derived, Exact, Steps
+from jaxcomp.quantize.totals import Rows
 from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
 
 
@@ -161,7 +161,7 @@ class Quantizer(
             return state
         return self.agreed(axes.maximum(self.measure(x, count[:, None])[:, 0], axis_name), x.dtype)
 
-    def measure(self, x: Array, count: Array, rows: Rows = reductions.IN_XLA) -> Array:
+    def measure(self, x: Array, count: Array, rows: Rows = totals.IN_XLA) -> Array:
         """The scale of each row, `[n, 1]`."""
         return self.scale(x, count, rows)
 

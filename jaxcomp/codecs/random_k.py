@@ -13,7 +13,7 @@ from jaxcomp import checks
 from jaxcomp.base import Codec, Facts
 from jaxcomp.numerics import addition, noise
 from jaxcomp.numerics.segments import Segments
-from jaxcomp.quantize import reductions
+from jaxcomp.quantize import totals
 from jaxcomp.sparsify.competitors import INF, Leaves
 from jaxcomp.types import Array, ArrayLike, Key, Weights
 
@@ -85,7 +85,7 @@ class RandomK(Codec, public=("group",)):
         words = jnp.where(chosen, lax.bitcast_convert_type(rows, width), 0)
         values = lax.bitcast_convert_type(jnp.sum(words, axis=2, dtype=width), x.dtype)
         # Non-finite elements must stay visible even if they are not sampled.
-        seen = reductions.is_finite(reductions.max_abs(x))
+        seen = totals.is_finite(totals.max_abs(x))
         return SampledPayload(jnp.where(seen, values, jnp.nan).astype(x.dtype)), state
 
     def decode(self, key: Key, payload: SampledPayload, like: ArrayLike, side: Any = None) -> Array:

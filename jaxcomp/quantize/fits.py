@@ -12,7 +12,7 @@ from jaxtyping import Float32
 
 from jaxcomp.backend import xla
 from jaxcomp.numerics import exact
-from jaxcomp.quantize import reductions, rounding
+from jaxcomp.quantize import rounding, totals
 from jaxcomp.quantize.levels import Levels
 from jaxcomp.types import Array
 
@@ -41,16 +41,16 @@ def fit_step(
     """
     real = lax.broadcasted_iota(jnp.int32, x.shape, 1) < count
     values = jnp.where(real, values * jnp.float32(1 / levels.magnitude), 0)
-    top = reductions.max_abs(x)
-    unit = reductions.unit(x, top)
+    top = totals.max_abs(x)
+    unit = totals.unit(x, top)
     if fit == "unbiased":
         # Compile it separately: fused with the sum, a CPU's compiler vectorises neither.
         product = xla.compile_separately(lambda a, b: a * b)(unit, values)
-        ratio = _divide(reductions.total(unit * unit), reductions.total(product))
+        ratio = _divide(totals.total(unit * unit), totals.total(product))
     elif fit == "least_squares":
-        ratio = _divide(reductions.total(unit * values), reductions.total(values * values))
+        ratio = _divide(totals.total(unit * values), totals.total(values * values))
     else:
-        ratio = _divide(reductions.total(unit * unit), reductions.total(values * values))
+        ratio = _divide(totals.total(unit * unit), totals.total(values * values))
         ratio = exact.sqrt(jnp.where(ratio >= jnp.finfo(jnp.float32).tiny, ratio, 0))
     step = ratio * jnp.float32(1 / levels.magnitude) * top
     # Round to nearest, so that there is no bias; elements beyond the levels do not matter here.
@@ -58,7 +58,7 @@ def fit_step(
     word = lax.bitcast_convert_type(step, jnp.int32)
     step = lax.bitcast_convert_type((word + ((1 << spare) >> 1)) & ~((1 << spare) - 1), jnp.float32)
     step = jnp.minimum(step, rounding.largest_step(levels.magnitude, dtype))
-    return jnp.where(reductions.is_finite(top), step, jnp.nan)
+    return jnp.where(totals.is_finite(top), step, jnp.nan)
 
 
 def _divide(numerator: Array, denominator: Any) -> Array:
