@@ -179,7 +179,9 @@ def step(report: Report, found: list[Any]) -> None:
     def loss(params, x):
         return sum(jnp.mean(jnp.tanh(x @ w) ** 2) for w in params.values())
 
-    links: dict[str, Any] = {name: choose.given(codec) for name, codec in KERNEL_CODECS.items()}
+    links: dict[str, Any] = {
+        name: choose.link_or_reducer(codec) for name, codec in KERNEL_CODECS.items()
+    }
     # In each direction one kernel encodes and one decodes. With a residual, another kernel decodes
     # the worker's own message.
     ways = [

@@ -141,7 +141,7 @@ def part(name: str, value: Any, protocol: type) -> None:
         )
 
 
-def made(name: str, value: Any, kind: type, call: str) -> None:
+def instance(name: str, value: Any, kind: type, call: str) -> None:
     """Requires an instance of a class of settings; `call` shows how to make one."""
     if not isinstance(value, kind):
         raise ValueError(f"`{name}` must be a {call}, got {value!r}")

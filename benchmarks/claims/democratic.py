@@ -30,11 +30,9 @@ CLOSE = 0.01
 
 def evenly(bits: float, size: int) -> codecs.Quantizer:
     """The levels of `ndsc` without an embedding."""
+    levels = codecs.MidRise(int(bits), cells=True)
     return codecs.Quantizer(
-        levels=codecs.MidRise(int(bits), cells=True),
-        scale=codecs.MaxAbs(),
-        rounding=codecs.Nearest(),
-        bucket_size=size,
+        levels=levels, scale=codecs.MaxAbs(), rounding=codecs.Nearest(), bucket_size=size
     )
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float32, UInt32
 
 from jaxcomp.base import Aggregate
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, PyTree
 
 
@@ -58,7 +58,7 @@ def combine(aggregate: Aggregate, messages: PyTree, weights: Array, state: PyTre
     value, after = aggregate.combine(messages, usable, state)
     sound = has_quorum(jnp.sum(usable > 0, dtype=jnp.uint32), excluded)
     return Combined(
-        spoilt_unless(sound, value),
+        nan_unless(sound, value),
         jax.tree.map(lambda new, old: jnp.where(sound, new, old), after, state),
         excluded,
     )
@@ -82,7 +82,7 @@ class Total(NamedTuple):
 
 def zero_total(like: PyTree) -> Total:
     """The sum before the first message, for messages like these."""
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, summing.wide(leaf.dtype)), like)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, addition.wide(leaf.dtype)), like)
     none = jnp.zeros((), jnp.uint32)
     return Total(zeros, jnp.zeros((), jnp.float32), none, none)
 
@@ -121,7 +121,7 @@ def add(aggregate: Aggregate, total: Total, message: PyTree, weight: Array | flo
     own = usable[0]
     return Total(
         jax.tree.map(
-            lambda added, x: added + summing.weighted(summing.widened(x), own),
+            lambda added, x: added + addition.weigh(addition.widen(x), own),
             total.total,
             aggregate.prepare(message),
         ),
@@ -135,12 +135,12 @@ def mean_of(total: Total, like: PyTree) -> Combined:
     """The mean of the messages in a sum, in the dtypes of `like`; its state is `()`."""
     factor = jnp.where(total.weight > 0, 1 / jnp.where(total.weight > 0, total.weight, 1), 0)
     value = jax.tree.map(
-        lambda added, leaf: summing.saturated(added * factor.astype(added.dtype), leaf.dtype),
+        lambda added, leaf: addition.saturate(added * factor.astype(added.dtype), leaf.dtype),
         total.total,
         like,
     )
     sound = has_quorum(total.present, total.excluded)
-    return Combined(spoilt_unless(sound, value), (), total.excluded)
+    return Combined(nan_unless(sound, value), (), total.excluded)
 
 
 def finite(messages: PyTree) -> Bool[Array, " workers"]:
@@ -167,6 +167,6 @@ def has_quorum(present: Array, excluded: Array) -> Bool[Array, ""]:
     return (present > excluded) | (excluded == 0)
 
 
-def spoilt_unless(sound: Array, value: PyTree) -> PyTree:
+def nan_unless(sound: Array, value: PyTree) -> PyTree:
     """The value, or NaN everywhere unless it is sound."""
     return jax.tree.map(lambda x: jnp.where(sound, x, jnp.nan), value)

@@ -12,7 +12,7 @@ from jaxtyping import Float32
 from jaxcomp import checks
 from jaxcomp.backend import xla
 from jaxcomp.base import Aggregate
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, PyTree
 
 RULES = ("bounded", "soft", "hard")
@@ -129,7 +129,7 @@ class Credible(Aggregate):
         credibility = jnp.where(present, before + now, known)
         trust = self._trust(credibility, present)
         trust = jnp.where(jnp.any(trust > 0), trust * weights, weights)
-        combined = jax.tree.map(lambda rows: summing.weighted_mean(rows, trust), messages)
+        combined = jax.tree.map(lambda rows: addition.weighted_mean(rows, trust), messages)
         return combined, CredibleState(credibility)
 
     def _trust(self, credibility: Array, present: Array) -> Array:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxcomp import checks
 from jaxcomp.backend import xla
 from jaxcomp.base import Aggregate
-from jaxcomp.numerics import norms, summing
+from jaxcomp.numerics import addition, norms
 from jaxcomp.types import Array, PyTree
 
 
@@ -70,7 +70,7 @@ class ClippedMean(Aggregate):
         factor = jnp.where(length > limit, limit / jnp.where(length > 0, length, 1), 1)
 
         def shorten(x: Array) -> Array:
-            wide = x.astype(summing.wide(x.dtype))
+            wide = x.astype(addition.wide(x.dtype))
             # Not fused with the sum that follows, which must round alike in all programs.
             product = xla.block_fma(wide * factor.astype(wide.dtype))
             return jnp.where(factor == 1, wide, product).astype(x.dtype)

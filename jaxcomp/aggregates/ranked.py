@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxcomp import checks
 from jaxcomp.base import Aggregate
-from jaxcomp.numerics import ordering, summing
+from jaxcomp.numerics import addition, ordering
 from jaxcomp.types import Array, PyTree
 
 
@@ -97,21 +97,21 @@ class TrimmedMean(Aggregate):
         def mean(rows: Array) -> Array:
             ranked = _rank(rows, present)
             if isinstance(ranked, jax.Array):
-                return summing.weighted_mean(ranked, kept).astype(rows.dtype)
-            before, after = summing.mean_factors(len(ranked))
-            factor = summing.kept(before, ranked[0].dtype)
+                return addition.weighted_mean(ranked, kept).astype(rows.dtype)
+            before, after = addition.mean_factors(len(ranked))
+            factor = addition.hold_factor(before, ranked[0].dtype)
             # In one pass over the network's outputs, which a stack would compute one by one.
             total = functools.reduce(
                 jnp.add, [jnp.where(kept[i] > 0, x * factor, 0) for i, x in enumerate(ranked)]
             )
             share = len(ranked) / jnp.maximum(jnp.sum(kept), 1)
-            return summing.saturated(total * jnp.asarray(after, total.dtype) * share, rows.dtype)
+            return addition.saturate(total * jnp.asarray(after, total.dtype) * share, rows.dtype)
 
         return jax.tree.map(mean, messages), state
 
 
 def _rank(rows: Array, present: Array) -> Array | Sequence[Array]:
     """The values of each element in ascending order; infinite ones in place of absent workers."""
-    wide = summing.widened(rows)
+    wide = addition.widen(rows)
     here = present.reshape(-1, *[1] * (wide.ndim - 1))
     return ordering.sort_columns(jnp.where(here, wide, jnp.inf))

@@ -7,7 +7,7 @@ from typing import Any
 from jaxcomp.base import Codec
 from jaxcomp.codecs.identity import Identity
 from jaxcomp.collectives import all_to_all, psum, pvary
-from jaxcomp.collectives.stages import passed_on
+from jaxcomp.collectives.stages import pass_on
 from jaxcomp.feedback import Link, Residual
 from jaxcomp.layout.policy import Policy
 from jaxcomp.recipes.floats import mx
@@ -253,6 +253,6 @@ def pipeline(
         def step(x: Array) -> Array:
             return stage(x, *weights)
 
-        return passed_on(step, batches, axis_name, codec, key=key, site=site, back=back)
+        return pass_on(step, batches, axis_name, codec, key=key, site=site, back=back)
 
     return run

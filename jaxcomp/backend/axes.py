@@ -24,22 +24,22 @@ _TILE = 128
 all-reduce, which sends twice the bytes."""
 
 
-_PLANNED: contextvars.ContextVar[int | None] = contextvars.ContextVar("workers", default=None)
+_ASSUMED: contextvars.ContextVar[int | None] = contextvars.ContextVar("workers", default=None)
 
 
 @contextlib.contextmanager
-def planned(workers: int) -> Iterator[None]:
+def assume_workers(workers: int) -> Iterator[None]:
     """Within this context, states made outside a mapped function are for this number of workers."""
-    token = _PLANNED.set(workers)
+    token = _ASSUMED.set(workers)
     try:
         yield
     finally:
-        _PLANNED.reset(token)
+        _ASSUMED.reset(token)
 
 
 def known(axis_name: AxisName) -> bool:
-    """Whether the number of workers is known: inside a mapped function, or when `planned`."""
-    return bound(axis_name) or _PLANNED.get() is not None
+    """Whether the number of workers is known: inside a mapped function, or assumed."""
+    return bound(axis_name) or _ASSUMED.get() is not None
 
 
 def names(axis_name: AxisName) -> tuple:
@@ -69,12 +69,12 @@ def require(axis_name: AxisName) -> None:
 
 
 def size(axis_name: AxisName) -> int:
-    """The number of workers on the axis; 1 outside a mapped function, or as many as `planned`."""
-    return lax.axis_size(axis_name) if bound(axis_name) else _PLANNED.get() or 1
+    """The number of workers on the axis; 1 outside a mapped function, or as many as assumed."""
+    return lax.axis_size(axis_name) if bound(axis_name) else _ASSUMED.get() or 1
 
 
 def sizes(axis_name: AxisName) -> tuple[int, ...]:
-    """The size of each axis; ones outside a mapped function, but the first as `planned`."""
+    """The size of each axis; ones outside a mapped function, but the first as assumed."""
     if not bound(axis_name):
         return (size(axis_name), *(1 for _ in names(axis_name)[1:]))
     return tuple(size(name) for name in names(axis_name))
@@ -118,7 +118,7 @@ def varies(x: Array, axis_name: AxisName) -> bool:
     return kind is not None and set(names(axis_name)) <= set(kind.varying)
 
 
-def varying(x: Any) -> frozenset:
+def varying_axes(x: Any) -> frozenset:
     """The axes over which the type of an array, or a type itself, says that it differs."""
     kind = getattr(jax.typeof(x) if hasattr(x, "__array__") else x, "manual_axis_type", None)
     return frozenset() if kind is None else frozenset(kind.varying)
@@ -140,9 +140,9 @@ def vary(tree: PyTree, axis_name: AxisName) -> PyTree:
 _replicated = jex_core.Primitive("jaxcomp_replicated")
 
 
-def replicated(x: Array, axis_name: AxisName) -> Array:
+def type_replicated(x: Array, axis_name: AxisName) -> Array:
     """Types an array as replicated, and sends nothing; its values are the same on all workers."""
-    over = tuple(name for name in names(axis_name) if name in varying(x))
+    over = tuple(name for name in names(axis_name) if name in varying_axes(x))
     return _replicated.bind(x, over=over) if over else x
 
 
@@ -171,7 +171,7 @@ def match_vma(*arrays: Array) -> tuple[Array, ...]:
 
 def zeros(like: jax.ShapeDtypeStruct) -> Array:
     """Zeros that differ between workers, by their type, wherever an array like this does."""
-    found, missing = jnp.zeros(like.shape, like.dtype), tuple(sorted(varying(like), key=str))
+    found, missing = jnp.zeros(like.shape, like.dtype), tuple(sorted(varying_axes(like), key=str))
     return lax.pcast(found, missing, to="varying") if missing else found
 
 

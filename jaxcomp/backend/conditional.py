@@ -16,7 +16,7 @@ AGREED = "jaxcomp.agreed"
 """The name of values that are the same on all workers, whatever their types and origin say."""
 
 
-def agreed(go: Array) -> Array:
+def name_agreed(go: Array) -> Array:
     """Names a condition that depends on memory of each worker, but is the same on all of them.
 
     It sends nothing, unlike `uniform`. `misuse.uniform` takes conditions with this name.
@@ -26,12 +26,12 @@ def agreed(go: Array) -> Array:
 
 def uniform(go: Array, axis_name: AxisName) -> Array:
     """Types `go` as replicated; its values are the same on all workers."""
-    return as_replicated(go.astype(jnp.int32), axis_name) > 0 if axes.varying(go) else go
+    return as_replicated(go.astype(jnp.int32), axis_name) > 0 if axes.varying_axes(go) else go
 
 
 def as_replicated(number: Array, axis_name: AxisName) -> Array:
     """Types an integer as replicated; its values are the same on all workers."""
-    differs = tuple(n for n in axes.names(axis_name) if n in axes.varying(number))
+    differs = tuple(n for n in axes.names(axis_name) if n in axes.varying_axes(number))
     # Only where a replicated state was passed as if it differed between workers.
     return lax.pmax(number, differs) if differs else number
 
@@ -48,7 +48,7 @@ def either(go: Array, talk: Callable[..., Any], silent: Callable[..., Any], *arg
 
     def branch(number: int) -> Callable[..., list[Array]]:
         run = jex_core.jaxpr_as_fun(traced[number][0])
-        missing = [axes.varying(p[1 - number]) - axes.varying(p[number]) for p in pairs]
+        missing = [axes.varying_axes(p[1 - number]) - axes.varying_axes(p[number]) for p in pairs]
         return lambda *flat: [
             lax.pcast(x, tuple(sorted(names, key=str)), to="varying") if names else x
             for x, names in zip(run(*flat), missing, strict=True)

@@ -79,7 +79,7 @@ def is_transposing(axis_name: AxisName) -> bool:
 
 def _local(leaf: Array, spec: PartitionSpec) -> Array:
     """The part of an array without elements that this device has."""
-    shape, split = list(leaf.shape), set(axes.varying(leaf))
+    shape, split = list(leaf.shape), set(axes.varying_axes(leaf))
     for dimension, names in enumerate(spec):
         if names is not None:
             shape[dimension] //= lax.axis_size(names)

@@ -264,7 +264,7 @@ def block_fma(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(word & ~jnp.ones((), width), x.dtype)
 
 
-def joined(parts: Sequence[jax.Array]) -> jax.Array:
+def join(parts: Sequence[jax.Array]) -> jax.Array:
     """Concatenates the elements of arrays of one dtype.
 
     On a CPU, XLA goes through a concatenation once for every part, each time as far as the longest
@@ -290,7 +290,7 @@ def joined(parts: Sequence[jax.Array]) -> jax.Array:
                 runs.append([part])
             else:
                 runs[-1].append(part)
-        first, *others = [joined(run) for run in runs]
+        first, *others = [join(run) for run in runs]
         begin = first.size
         whole = jax.lax.pad(first, jnp.zeros((), first.dtype), [(0, total - begin, 0)])
         for part in others:

@@ -4,7 +4,7 @@ import jax
 
 from jaxcomp.base import interface
 from jaxcomp.base.interface import Interface
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, PyTree
 
 
@@ -57,4 +57,4 @@ class Aggregate(Interface, abstract=True):
         By default `Σ wᵢ · prepare(messageᵢ) / Σ wᵢ`, added in the order of the workers.
         """
         prepared = jax.vmap(self.prepare)(messages)
-        return jax.tree.map(lambda rows: summing.weighted_mean(rows, weights), prepared), state
+        return jax.tree.map(lambda rows: addition.weighted_mean(rows, weights), prepared), state

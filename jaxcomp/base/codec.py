@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxcomp.base import interface
 from jaxcomp.base.interface import Interface
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array, ArrayLike, AxisName, Key, PyTree
 
@@ -187,7 +187,7 @@ class Codec(Interface, abstract=True):
         weights: Array | None = None,
         side: Any = None,
     ) -> Array:
-        """`Σ wᵢ · decode(payloadᵢ)` in worker order, in the dtype of `summing.accumulator(like)`.
+        """`Σ wᵢ · decode(payloadᵢ)` in worker order, in the dtype of `addition.accumulator(like)`.
 
         Args:
             keys: each worker's key; `own` has a leading workers axis.
@@ -201,7 +201,7 @@ class Codec(Interface, abstract=True):
         def decode(key: Key, payload: PyTree, wide: ArrayLike) -> Array:
             return self.decode(key, payload, wide, side)
 
-        return summing.one_by_one(
+        return addition.one_by_one(
             decode, keys, payloads, like, weights, looped=self.hints.decodes_in_passes
         )
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxcomp.base.codec import Codec
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, ArrayLike, Key
 
 
@@ -29,9 +29,9 @@ def decode_sum(
         side: the decoder's side information, as `Codec.side` returns it.
 
     Returns:
-        The sum in the dtype of `summing.accumulator(like)`: in a narrower one it might overflow.
+        The sum in the dtype of `addition.accumulator(like)`: in a narrower one it might overflow.
     """
-    like = summing.accumulator(like)
+    like = addition.accumulator(like)
     return codec.decode_sum(keys, payloads, like, weights, side).astype(like.dtype)
 
 
@@ -54,12 +54,12 @@ def decode_mean(
         side: the decoder's side information.
     """
     workers = keys.own.shape[0]
-    before, after = summing.mean_factors(workers)
+    before, after = addition.mean_factors(workers)
     if before != 1:  # Passed as weights, since a quantizer applies weights to its steps only.
         weights = jnp.ones(workers, jnp.float32) if weights is None else weights
-        weights = weights * summing.kept(before, jnp.float32)
+        weights = weights * addition.hold_factor(before, jnp.float32)
     # Without a factor, a kernel can write the mean directly in its own dtype.
-    sum_like = like if after == 1 else summing.accumulator(like)
+    sum_like = like if after == 1 else addition.accumulator(like)
     total = codec.decode_sum(keys, payloads, sum_like, weights, side)
     # Multiply by the reciprocal: compiled code divides by a constant so, and eager code does not.
-    return summing.saturated(total * jnp.asarray(after, total.dtype), like.dtype)
+    return addition.saturate(total * jnp.asarray(after, total.dtype), like.dtype)

@@ -15,8 +15,8 @@ from jaxcomp.backend import axes, triton
 from jaxcomp.backend.triton import pallas as pl
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, lanes, planes, words as words_of
-from jaxcomp.numerics import noise, summing
-from jaxcomp.quantize.sums import IN_GPU, INTERPRETED
+from jaxcomp.numerics import addition, noise
+from jaxcomp.quantize.totals import IN_GPU, INTERPRETED
 from jaxcomp.types import Array, ArrayLike
 
 ELEMENTS = 1024
@@ -131,7 +131,7 @@ def decode_sum(
             step = _load(steps_ref, rows, _columns(1), worker=worker)
             return grid.values(codes) * step
 
-        total = summing.in_kernel(term, workers)
+        total = addition.in_kernel(term, workers)
         _store(out_ref, rows, columns, columns < size, total.astype(like.dtype))
 
     arrays = (packed, steps[:, :, None])

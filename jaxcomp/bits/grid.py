@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol, runtime_checkable
 
-from jaxcomp.quantize.sums import Rows
+from jaxcomp.quantize.totals import Rows
 from jaxcomp.types import Array
 
 

@@ -7,8 +7,8 @@ from jaxtyping import Float32, UInt32
 from jaxcomp.backend import xla
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, lanes, planes
-from jaxcomp.numerics import noise, summing
-from jaxcomp.quantize.sums import IN_XLA
+from jaxcomp.numerics import addition, noise
+from jaxcomp.quantize.totals import IN_XLA
 from jaxcomp.types import Array, ArrayLike
 
 
@@ -74,9 +74,9 @@ def decode_sum(
     def total(packed, steps):
         def term(index):
             codes = unpack(packed[index], grid.bits, filled)
-            return (grid.values(codes) * steps[index][:, None]).astype(summing.wide(like.dtype))
+            return (grid.values(codes) * steps[index][:, None]).astype(addition.wide(like.dtype))
 
-        return summing.in_order(term, packed.shape[0]).astype(like.dtype)
+        return addition.in_order(term, packed.shape[0]).astype(like.dtype)
 
     if filled == size or not xla.large(packed.shape[1] * size):
         filled = size

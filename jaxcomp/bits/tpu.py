@@ -19,7 +19,7 @@ from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, Plane, TritPlane, lanes, planes, words as words_of
 from jaxcomp.lazy import Lazy
 from jaxcomp.numerics import noise
-from jaxcomp.quantize.sums import IN_KERNEL, INTERPRETED
+from jaxcomp.quantize.totals import IN_KERNEL, INTERPRETED
 from jaxcomp.types import Array, ArrayLike
 
 pl, pltpu = Lazy("jax.experimental.pallas"), Lazy("jax.experimental.pallas.tpu")

@@ -83,7 +83,7 @@ def bench(args: argparse.Namespace) -> None:
 def _way(text: str, given: Any) -> Any:
     """The part to time: a codec with its feedback, a link, or a whole reducer."""
     if isinstance(given, jaxcomp.Codec):
-        return choose.given(given)
+        return choose.link_or_reducer(given)
     if isinstance(given, jaxcomp.Hierarchical):
         raise ValueError(
             f"{text!r} must be a codec, a link, or a reducer over one axis: bench one of the "

@@ -55,7 +55,7 @@ def evaluate(text: str) -> Any:
         raise ValueError(f"{text!r} cannot be built: {error}") from None
 
 
-def named(text: str) -> Any:
+def import_named(text: str) -> Any:
     """Imports `module:name`; modules of the working directory are found too.
 
     Raises:

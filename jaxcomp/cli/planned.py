@@ -123,7 +123,7 @@ def _like(args: argparse.Namespace) -> Any:
     if args.gradients is None:
         if args.tree is None:
             return models.MODELS[args.model]() if args.model else args.params
-        tree = expressions.named(args.tree)
+        tree = expressions.import_named(args.tree)
         return jax.eval_shape(tree) if callable(tree) else tree
     if args.budget is None:
         raise ValueError("--gradients needs a --budget, as in --budget 400kB, to spend on them")
@@ -156,7 +156,7 @@ def _step(given: float | str) -> float:
     """Seconds of a step without communication: the given ones, or those of a function."""
     if not isinstance(given, str):
         return given
-    run = expressions.named(given)
+    run = expressions.import_named(given)
     if not callable(run):
         raise ValueError(f"--step {given} must be a function without arguments, got {run!r}")
     return min(timing.times(lambda: jax.block_until_ready(run())))

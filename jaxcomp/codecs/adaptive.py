@@ -14,8 +14,8 @@ from jaxcomp import bits, checks
 from jaxcomp.backend import axes, conditional, xla
 from jaxcomp.base import Codec, Facts, Hints
 from jaxcomp.codecs.payload import QuantizedPayload
-from jaxcomp.numerics import counting, noise, summing
-from jaxcomp.quantize import adaptive, rounding, sums
+from jaxcomp.numerics import addition, counting, noise
+from jaxcomp.quantize import adaptive, rounding, totals
 from jaxcomp.quantize.scales import L2, Scale
 from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
 
@@ -105,8 +105,8 @@ class AdaptiveQuantizer(Codec):
         """Sums the histograms over workers and updates the levels if an update is due."""
         del key
         scale = self.scale(x, count[:, None])
-        usable = sums.is_finite(scale) & (scale >= jnp.finfo(jnp.float32).tiny)
-        magnitude = jnp.abs(sums.unit(x, jnp.where(usable, scale, 0)))
+        usable = totals.is_finite(scale) & (scale >= jnp.finfo(jnp.float32).tiny)
+        magnitude = jnp.abs(totals.unit(x, jnp.where(usable, scale, 0)))
         largest = jnp.max(jnp.where(usable, scale, 0), initial=0)
         top = jnp.maximum(state.top, _power_of_two(largest))
         share = jnp.where(usable, scale / jnp.where(top > 0, top, 1), 0)[:, 0]
@@ -114,7 +114,7 @@ class AdaptiveQuantizer(Codec):
         seen = adaptive.histogram(jnp.where(usable, magnitude, 0), weight)
         total = jax.tree.map(jnp.add, self._reweight(state.histogram, state.top, top), seen)
         # Each worker has a count of its own, and all are equal.
-        due = conditional.agreed(state.step % self.every == min(1, self.every - 1))
+        due = conditional.name_agreed(state.step % self.every == min(1, self.every - 1))
 
         def update():
             largest = axes.maximum(top, axis_name)
@@ -193,9 +193,9 @@ class AdaptiveQuantizer(Codec):
                 value = jnp.where(number == place, levels[place], value)
             negative = (codes >> (self.width - 1)) & 1
             values = jnp.where(negative == 1, -value, value).astype(jnp.float32)
-            return (values * steps[index][:, None]).astype(summing.wide(like.dtype))
+            return (values * steps[index][:, None]).astype(addition.wide(like.dtype))
 
-        return summing.in_order(term, payloads.words.shape[0]).astype(like.dtype)
+        return addition.in_order(term, payloads.words.shape[0]).astype(like.dtype)
 
 
 _EMPTY = tuple(np.zeros(shape, np.float32) for shape in (adaptive.BINS, adaptive.BINS, ()))

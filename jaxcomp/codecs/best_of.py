@@ -14,8 +14,8 @@ from jaxcomp.base import Codec, Facts
 from jaxcomp.codecs import inner
 from jaxcomp.codecs.payload import AgreedScale, QuantizedPayload
 from jaxcomp.codecs.quantizer import Quantizer
-from jaxcomp.numerics import exact, summing
-from jaxcomp.quantize import bounds, sums
+from jaxcomp.numerics import addition, exact
+from jaxcomp.quantize import bounds, totals
 from jaxcomp.quantize.levels import TRIT, Uniform
 from jaxcomp.quantize.rounding import Stochastic
 from jaxcomp.quantize.scales import L2, Scale, WideMax
@@ -143,14 +143,14 @@ class BestOf(Codec, public=("bits", "costs")):
         return BestOfPayload(sent.words, sent.steps[0], mode.astype(jnp.uint8)), state
 
     def decode(self, key: Key, payload: BestOfPayload, like: ArrayLike, side: Any = None) -> Array:
-        wide = summing.accumulator(like)
+        wide = addition.accumulator(like)
         sent = QuantizedPayload(payload.words, (payload.step,))
         values = self._quantizer.decode(key, sent, wide)
         if inner.has_guesses(side):
             guess = (payload.mode.astype(jnp.int32) // len(self.scales))[None, :, None]
             guess = jnp.minimum(guess, side.shape[0] - 1)  # A message may say anything.
             values = values + jnp.take_along_axis(side, guess, axis=0)[0].astype(wide.dtype)
-        return summing.saturated(values, like.dtype)
+        return addition.saturate(values, like.dtype)
 
     def costs(self, x: Array, count: Array, state: Any) -> Float32[Array, "alternatives scales n"]:
         """The cost of every guess and scale, of which the encoder takes the smallest."""
@@ -164,10 +164,10 @@ class BestOf(Codec, public=("bits", "costs")):
         """`[alternatives, scales, n]`; infinite where a guess is not finite."""
         alternatives, n, size = rest.shape
         rows, counts = rest.reshape(-1, size), jnp.tile(count, alternatives)[:, None]
-        top = sums.max_abs(rows)
-        part = sums.unit(rows, top)
-        above, below = (sums.total(jnp.maximum(terms, 0)) for terms in (part, -part))
-        energy = sums.total(part * part)
+        top = totals.max_abs(rows)
+        part = totals.unit(rows, top)
+        above, below = (totals.total(jnp.maximum(terms, 0)) for terms in (part, -part))
+        energy = totals.total(part * part)
         # In units of the largest element, so that nothing overflows.
         sizes = jnp.stack([scale(part, counts) for scale in self.scales])
         cost = _make_price(self.rate)(top, above, below, energy, sizes, counts)[..., 0]

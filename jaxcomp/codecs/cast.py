@@ -10,8 +10,8 @@ from jax import lax
 
 from jaxcomp import checks
 from jaxcomp.base import Codec, Facts
-from jaxcomp.numerics import summing
-from jaxcomp.quantize import sums
+from jaxcomp.numerics import addition
+from jaxcomp.quantize import totals
 from jaxcomp.types import Array, ArrayLike, Key
 
 _WIDE = ("float32", "bfloat16")
@@ -67,20 +67,20 @@ class Cast(Codec):
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[Any, tuple]:
         del key, count
         if self.dtype in _WIDE:
-            return CastPayload(summing.saturated(x, self.dtype)), state
-        scale = _power_of_two(sums.max_abs(x), self.dtype)
+            return CastPayload(addition.saturate(x, self.dtype)), state
+        scale = _power_of_two(totals.max_abs(x), self.dtype)
         values = (x.astype(jnp.float32) * (1 / scale)).astype(self.dtype)
         return ScaledCastPayload(values, scale[:, 0]), state
 
     def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
         del key, side
-        values = summing.widened(payload.values)
+        values = addition.widen(payload.values)
         if isinstance(payload, ScaledCastPayload):
             # Rounding up the largest floats would leave the range; non-finite values are kept.
             largest = jnp.finfo(jnp.float32).max
             scaled = jnp.clip(values * payload.scales[:, None], -largest, largest)
             values = jnp.where(jnp.isfinite(values), scaled, values)
-        return summing.saturated(values, like.dtype)
+        return addition.saturate(values, like.dtype)
 
 
 def _power_of_two(top: Array, dtype: str) -> Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxcomp import checks
 from jaxcomp.base import Codec, Facts, WrappedCodec, changed, decode_sum
 from jaxcomp.codecs import inner
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import addition, noise
 from jaxcomp.quantize.scales import ClippedMax
 from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
 
@@ -204,7 +204,7 @@ class Chained(Codec):
 
     def decode(self, key: Key, payload: tuple, like: ArrayLike, side: Any = None) -> Array:
         del side
-        wide, total = summing.accumulator(like), None
+        wide, total = addition.accumulator(like), None
         for number, (codec, part) in enumerate(zip(self.codecs, payload, strict=True)):
             decoded = codec.decode(_stage(key, number), part, wide)
             total = decoded if total is None else total + decoded

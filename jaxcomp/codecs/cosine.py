@@ -13,7 +13,7 @@ from jaxtyping import Float32
 from jaxcomp import checks
 from jaxcomp.base import Codec, Facts, Hints, WrappedCodec, decode_sum
 from jaxcomp.codecs import inner
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, ArrayLike, Key, Weights
 
 
@@ -75,14 +75,14 @@ class Cosine(WrappedCodec):
         self, keys: Key, payloads: Any, like: ArrayLike, weights: Weights = None, side: Any = None
     ) -> Array:
         z = decode_sum.decode_sum(self.codec, keys, payloads, self.inner_like(like), weights, side)
-        return self.restore(keys, z, summing.accumulator(like))
+        return self.restore(keys, z, addition.accumulator(like))
 
     def mean_of_senders(
         self, keys: Key, payloads: Any, like: ArrayLike, weights: Weights = None
     ) -> Array:
         """The mean of each coefficient over the workers that sent it."""
         z = self.codec.mean_of_senders(keys, payloads, self.inner_like(like), weights)
-        return self.restore(keys, z, summing.accumulator(like))
+        return self.restore(keys, z, addition.accumulator(like))
 
     def transform(
         self, key: Key, x: Array, count: Array

@@ -10,7 +10,7 @@ from jaxcomp import checks
 from jaxcomp.base import Codec, Hints, WrappedCodec, changed
 from jaxcomp.codecs import inner
 from jaxcomp.codecs.rotated import ROTATION
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import addition, noise
 from jaxcomp.rotate import embedding, hadamard
 from jaxcomp.types import Array, ArrayLike, Key
 
@@ -83,7 +83,7 @@ class Embedded(WrappedCodec):
         """The elements for these coordinates, in the shape and dtype of `like`."""
         n, size = like.shape
         real, block, blocks = self._sizes(size)
-        largest = summing.limit(like.dtype)
+        largest = addition.limit(like.dtype)
         x = hadamard.unrotate(z * jnp.float32(1 / block), *self._seeds(key, n), block)
         x = x.reshape(n, blocks, block)[:, :, embedding.slots(real, block)]
         x = x.reshape(n, -1)[:, :size] * jnp.float32(block**0.5)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Facts, WrappedCodec
 from jaxcomp.numerics.segments import Segments
-from jaxcomp.quantize import sums
+from jaxcomp.quantize import totals
 from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
 
 _TIGHT = 1.004
@@ -99,8 +99,8 @@ class InRows(WrappedCodec):
     def _scales(self, x: Array, count: Array) -> Array:
         """The scale of each segment, `[n, segments]`."""
         rows, segments = x.reshape(-1, self.segments.width), self.segments
-        totals = segments.per_row(count).reshape(-1, 1)
-        found = self.codec.measure(rows, totals, sums.IN_XLA._replace(segments=segments))
+        counts = segments.per_row(count).reshape(-1, 1)
+        found = self.codec.measure(rows, counts, totals.IN_XLA._replace(segments=segments))
         return found.reshape(-1, segments.rows)[:, jnp.asarray(segments.begins)]
 
     def _to_rows(self, values: Array) -> Array:

@@ -19,7 +19,7 @@ from jaxcomp import checks
 from jaxcomp.base import Codec, Facts
 from jaxcomp.layout import stacking
 from jaxcomp.layout.trees import Layout
-from jaxcomp.numerics import noise, orthonormal, summing
+from jaxcomp.numerics import addition, noise, orthonormal
 from jaxcomp.types import Array, ArrayLike, Key
 
 _START = np.array([0x4C6F7752, 0x616E6B], np.uint32)
@@ -103,7 +103,7 @@ class LowRank(Codec, public=("factors", "matrices")):
         rank = min(self.rank, rows, cols)
         if rank == 0 or 0 in layers:
             return None, "empty"
-        factors = rank * (rows + cols) * summing.wide(dtype).itemsize
+        factors = rank * (rows + cols) * addition.wide(dtype).itemsize
         ratio = rows * cols * jnp.dtype(dtype).itemsize / factors
         if ratio < self.min_ratio:
             return None, f"factors {ratio:.2g}x smaller, below min_ratio={self.min_ratio:g}"
@@ -117,14 +117,14 @@ class LowRank(Codec, public=("factors", "matrices")):
     def factors(self, like: ArrayLike) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
         """Shape and dtype of the left and the right factors of a batch like this."""
         stack, rows, cols = self._matrix_shape
-        n, dtype = like.shape[0] * stack, summing.wide(like.dtype)
+        n, dtype = like.shape[0] * stack, addition.wide(like.dtype)
         left, right = (jax.ShapeDtypeStruct((n, self.rank, size), dtype) for size in (rows, cols))
         return left, right
 
     def matrices(self, x: Array) -> Float[Array, "n rows cols"]:
         """The matrices of a batch divided by 2¹², in the dtype of the arithmetic."""
         _, rows, cols = self._matrix_shape
-        wide = summing.wide(x.dtype)
+        wide = addition.wide(x.dtype)
         return (x.astype(wide) * jnp.asarray(_DOWN, wide)).reshape(-1, rows, cols)
 
     def encode(self, key: Key, x: Array, count: Array, state: Array) -> tuple[LowRankPayload, Any]:
@@ -134,7 +134,7 @@ class LowRank(Codec, public=("factors", "matrices")):
         right = right_of(matrices, left)
         shape = (x.shape[0], self._matrix_shape[0], self.rank, -1)
         payload = LowRankPayload(left.reshape(shape), right.reshape(shape))
-        return payload, orthonormal.refreshed([right], [state])[0]
+        return payload, orthonormal.refresh([right], [state])[0]
 
     def decode(self, key: Key, payload: LowRankPayload, like: ArrayLike, side: Any = None) -> Array:
         del key, side

@@ -13,8 +13,8 @@ from jaxcomp import bits as bits_, checks
 from jaxcomp.backend import xla
 from jaxcomp.base import Codec, Facts
 from jaxcomp.codecs import inner
-from jaxcomp.numerics import exact, noise, summing
-from jaxcomp.quantize import sums
+from jaxcomp.numerics import addition, exact, noise
+from jaxcomp.quantize import totals
 from jaxcomp.quantize.levels import FRACTION, TRIT
 from jaxcomp.types import Array, ArrayLike, Key
 
@@ -144,13 +144,15 @@ class Modulo(Codec, public=("bits",)):
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[ModuloPayload, Any]:
         del count
         wide = x.astype(jnp.float32)
-        top = sums.max_abs(wide)
-        off = sums.max_abs(wide - state[0].astype(jnp.float32)) if inner.has_guesses(state) else top
+        top = totals.max_abs(wide)
+        off = (
+            totals.max_abs(wide - state[0].astype(jnp.float32)) if inner.has_guesses(state) else top
+        )
         reach = off
         if self.distance is not None:
             reach = jnp.float32(self.distance) * (top if self.relative else jnp.ones_like(top))
         # Comparisons with NaN are false.
-        helps = (reach < top) & ((off <= reach) | self.blind) & sums.is_finite(top)
+        helps = (reach < top) & ((off <= reach) | self.blind) & totals.is_finite(top)
         least = top * jnp.float32(self._steps / _FINEST)
         radius = jnp.where(helps, jnp.maximum(reach, least), top)
         whole, part = self._position(wide, _deriver(self._steps)(radius))
@@ -158,7 +160,7 @@ class Modulo(Codec, public=("bits",)):
         number = whole + ((part + dither) >> FRACTION)
         codes = jnp.remainder(number, self.levels).astype(jnp.uint32)
         words = bits_.pack(codes, bits=self.bits)
-        radius = jnp.where(sums.is_finite(top), jnp.where(helps, -radius, radius), jnp.nan)
+        radius = jnp.where(totals.is_finite(top), jnp.where(helps, -radius, radius), jnp.nan)
         return ModuloPayload(words, radius[:, 0]), state
 
     def decode(self, key: Key, payload: ModuloPayload, like: ArrayLike, side: Any = None) -> Array:
@@ -179,9 +181,9 @@ class Modulo(Codec, public=("bits",)):
         if not self.private:
             found = found + (_ONE - 1 - 2 * dither).astype(jnp.float32) * jnp.float32(0.5 / _ONE)
         values = (found * units.step) * units.up
-        largest = summing.limit(like.dtype)
+        largest = addition.limit(like.dtype)
         values = jnp.where(jnp.abs(values) > largest, jnp.sign(values) * largest, values)
-        return jnp.where(sums.is_finite(sent), values, jnp.nan).astype(like.dtype)
+        return jnp.where(totals.is_finite(sent), values, jnp.nan).astype(like.dtype)
 
     def _position(
         self, x: Float32[Array, "n size"], units: "_Units"
@@ -217,7 +219,7 @@ def _deriver(steps: float) -> Callable[[Array], _Units]:
     """The factors of buckets of these radii, each of so many steps."""
 
     def derive(radius: Array) -> _Units:
-        usable = sums.is_finite(radius) & (radius >= _TINY)
+        usable = totals.is_finite(radius) & (radius >= _TINY)
         down = jnp.where(radius > 1, jnp.float32(2.0**-4), jnp.float32(1))
         scaled = jnp.where(usable, radius * down, 1)
         factor = jnp.where(usable, exact.reciprocal(scaled) * jnp.float32(steps), 0)

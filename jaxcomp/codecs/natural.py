@@ -12,7 +12,7 @@ from jaxtyping import Float32, Int32, UInt8, UInt32
 from jaxcomp import bits, checks
 from jaxcomp.base import Codec, Facts
 from jaxcomp.numerics import noise
-from jaxcomp.quantize import sums
+from jaxcomp.quantize import totals
 from jaxcomp.theory import worst_case
 from jaxcomp.types import Array, ArrayLike, Key
 
@@ -107,4 +107,4 @@ def exponents(x: Float32[Array, "..."], chance: Any, largest: int = 254) -> Int3
     size = lax.bitcast_convert_type(x, jnp.int32) & 0x7FFFFFFF
     carried = (size + jnp.asarray(chance).astype(jnp.int32)) >> _MANTISSA
     field = jnp.where(size < _NORMAL, 0, jnp.minimum(carried, largest))
-    return jnp.where(sums.is_finite(x), field, 255)
+    return jnp.where(totals.is_finite(x), field, 255)

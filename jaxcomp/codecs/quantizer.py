@@ -15,14 +15,14 @@ from jaxcomp.codecs import compatibility
 from jaxcomp.codecs.in_rows import InRows
 from jaxcomp.codecs.payload import AgreedScale, QuantizedPayload
 from jaxcomp.codecs.summed import Summed
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import addition, noise
 from jaxcomp.numerics.segments import Segments
-from jaxcomp.quantize import bounds, fits, rounding as rounding_, sums
+from jaxcomp.quantize import bounds, fits, rounding as rounding_, totals
 from jaxcomp.quantize.levels import FRACTION, Levels, MidRise, Uniform
 from jaxcomp.quantize.rounding import Rounding, Subtractive
 from jaxcomp.quantize.scales import MaxAbs, MeanAbs, Scale
 from jaxcomp.quantize.steps import Derived, Exact, Steps
-from jaxcomp.quantize.sums import Rows
+from jaxcomp.quantize.totals import Rows
 from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
 
 
@@ -161,7 +161,7 @@ class Quantizer(
             return state
         return self.agreed(axes.maximum(self.measure(x, count[:, None])[:, 0], axis_name), x.dtype)
 
-    def measure(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Array:
+    def measure(self, x: Array, count: Array, rows: Rows = totals.IN_XLA) -> Array:
         """The scale of each row, `[n, 1]`."""
         return self.scale(x, count, rows)
 
@@ -247,7 +247,9 @@ class Quantizer(
             codes = kept(codes).astype(jnp.uint32)
             values = self._in_blocks(self.levels.values(codes)).reshape(-1, blocks.shape[2])
             rows = blocks.reshape(values.shape)
-            step = fits.fitted(self.fit, self.levels, values, rows, self._counts(x, count), x.dtype)
+            step = fits.fit_step(
+                self.fit, self.levels, values, rows, self._counts(x, count), x.dtype
+            )
             sent = (step.reshape(n if self.block is None else blocks.shape[:2]),)
         return QuantizedPayload(bits.pack(codes, bits=self.bits), sent)
 
@@ -319,9 +321,9 @@ class Quantizer(
                 offset = self.rounding.offset(*noise.rows(seed, keys.first, like.shape))
                 values = values + self._spacing * offset
             values = self._in_blocks(values) * steps[index][..., None]
-            return values.reshape(n, -1)[:, :size].astype(summing.wide(like.dtype))
+            return values.reshape(n, -1)[:, :size].astype(addition.wide(like.dtype))
 
-        return summing.in_order(term, packed.shape[0]).astype(like.dtype)
+        return addition.in_order(term, packed.shape[0]).astype(like.dtype)
 
     def step(self, scale: Array, dtype: Any, rows: Rows) -> tuple[Array, Array]:
         """The step size for each scale, and the factor that brings elements to codes."""

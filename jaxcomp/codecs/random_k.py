@@ -11,9 +11,9 @@ from jaxtyping import Int32, UInt32
 
 from jaxcomp import checks
 from jaxcomp.base import Codec, Facts
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import addition, noise
 from jaxcomp.numerics.segments import Segments
-from jaxcomp.quantize import sums
+from jaxcomp.quantize import totals
 from jaxcomp.sparsify.competitors import INF, Leaves
 from jaxcomp.types import Array, ArrayLike, Key, Weights
 
@@ -85,12 +85,12 @@ class RandomK(Codec, public=("group",)):
         words = jnp.where(chosen, lax.bitcast_convert_type(rows, width), 0)
         values = lax.bitcast_convert_type(jnp.sum(words, axis=2, dtype=width), x.dtype)
         # Non-finite elements must stay visible even if they are not sampled.
-        seen = sums.is_finite(sums.max_abs(x))
+        seen = totals.is_finite(totals.max_abs(x))
         return SampledPayload(jnp.where(seen, values, jnp.nan).astype(x.dtype)), state
 
     def decode(self, key: Key, payload: SampledPayload, like: ArrayLike, side: Any = None) -> Array:
         del side
-        return self._spread(key, payload.values.astype(summing.wide(like.dtype)), like)
+        return self._spread(key, payload.values.astype(addition.wide(like.dtype)), like)
 
     def decode_sum(
         self,
@@ -102,14 +102,14 @@ class RandomK(Codec, public=("group",)):
     ) -> Array:
         """Adds the values of all workers, then scatters the sum once."""
         del side
-        dtype = summing.wide(like.dtype)
+        dtype = addition.wide(like.dtype)
 
         def term(index):
             values = payloads.values[index].astype(dtype)
-            return summing.weighted(values, None if weights is None else weights[index])
+            return addition.weigh(values, None if weights is None else weights[index])
 
-        total = summing.in_order(term, keys.own.shape[0])
-        return self._spread(keys, total, summing.accumulator(like))
+        total = addition.in_order(term, keys.own.shape[0])
+        return self._spread(keys, total, addition.accumulator(like))
 
     def _spread(self, key: Key, values: Array, like: ArrayLike) -> Array:
         n, size = like.shape

@@ -14,7 +14,7 @@ from jaxcomp.backend import blocking
 from jaxcomp.base import Codec, Facts, Hints, WrappedCodec, decode_sum
 from jaxcomp.codecs import inner
 from jaxcomp.codecs.parts import Part
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import addition, noise
 from jaxcomp.rotate import hadamard
 from jaxcomp.theory import worst_case
 from jaxcomp.types import Array, ArrayLike, Key, Weights
@@ -161,7 +161,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
         if not self.shared or self.facts.guided:
             return super().decode_sum(keys, payloads, like, weights, side)
         z = decode_sum.decode_sum(self.codec, keys, payloads, self.inner_like(like), weights, side)
-        return self.unrotate(keys, z, summing.accumulator(like))
+        return self.unrotate(keys, z, addition.accumulator(like))
 
     def transform(self, key: Key, x: Array, count: Array) -> tuple[Array, Array]:
         """The rotated buckets in whole blocks, in which every element is real."""
@@ -185,7 +185,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
         """The inverse of `rotate`, for buckets like these."""
         n, size = like.shape
         _, block = self._sizes(size)
-        largest = summing.limit(like.dtype)
+        largest = addition.limit(like.dtype)
         for seeds in reversed(self._seeds(key, n)):
             z = hadamard.unrotate(z, *seeds, block, down=1 / block, up=block / _root(block))
         # Finite values stay finite, also beyond the range of a narrow dtype.

@@ -9,7 +9,7 @@ from jaxtyping import Bool, UInt32
 from jaxcomp import bits, checks
 from jaxcomp.base import Codec, Facts
 from jaxcomp.numerics import noise
-from jaxcomp.quantize import sums
+from jaxcomp.quantize import totals
 from jaxcomp.types import Array, ArrayLike, Key
 
 
@@ -58,7 +58,7 @@ class Ballot(Codec):
         del count
         drawn = noise.below(1, *noise.rows(key.own, key.first, x.shape)) == 1
         negative = jnp.where(x == 0, drawn, x < 0).astype(jnp.uint32)
-        finite = sums.is_finite(sums.max_abs(x))[:, 0]
+        finite = totals.is_finite(totals.max_abs(x))[:, 0]
         return BallotPayload(bits.pack(negative, bits=1), finite), state
 
     def decode(self, key: Key, payload: BallotPayload, like: ArrayLike, side: None = None) -> Array:

@@ -13,7 +13,7 @@ from jaxtyping import Int32, UInt32
 from jaxcomp import checks
 from jaxcomp.base import Codec, Facts, Hints
 from jaxcomp.codecs import inner
-from jaxcomp.numerics import exact, noise, segments as segments_, summing
+from jaxcomp.numerics import addition, exact, noise, segments as segments_
 from jaxcomp.numerics.segments import Segments, change_width
 from jaxcomp.sparsify import leaves, selection
 from jaxcomp.sparsify.choices import Choice
@@ -179,7 +179,7 @@ class Sparsifier(Codec):
     ) -> Array:
         """Adds a scatter of sorted, unique indices per worker: deterministic on all platforms."""
         del side
-        like = summing.accumulator(like)
+        like = addition.accumulator(like)
         return self._sum(keys, payloads, jnp.zeros(like.shape, like.dtype), weights)
 
     def mean_of_senders(
@@ -211,10 +211,10 @@ class Sparsifier(Codec):
             return self._add(key, total, payload, weight, counted)
 
         workers = keys.own.shape[0]
-        for index in range(min(workers, summing.UNROLLED)):
+        for index in range(min(workers, addition.UNROLLED)):
             total = add(index, total)
-        if workers > summing.UNROLLED:
-            total = lax.fori_loop(summing.UNROLLED, workers, add, total)
+        if workers > addition.UNROLLED:
+            total = lax.fori_loop(addition.UNROLLED, workers, add, total)
         return total
 
     @functools.partial(jax.jit, static_argnums=(0, 5))
@@ -233,7 +233,7 @@ class Sparsifier(Codec):
         values = jnp.ones(places.shape, total.dtype)
         if not counted:
             values = self._decode_values(key, payload.values, n, slots, total.dtype)
-        values = summing.weighted(values.astype(total.dtype), weight)
+        values = addition.weigh(values.astype(total.dtype), weight)
         if not isinstance(payload.number, tuple):  # Unused slots get invalid, distinct indices.
             slot = lax.broadcasted_iota(jnp.int32, places.shape, 1)
             number = payload.number.reshape(n, -1)

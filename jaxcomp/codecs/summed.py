@@ -15,11 +15,11 @@ from jaxcomp.bits.planes import Plane, lanes
 from jaxcomp.codecs.in_rows import InRows
 from jaxcomp.numerics import noise
 from jaxcomp.numerics.segments import Segments
-from jaxcomp.quantize import rounding as rounding_, sums
+from jaxcomp.quantize import rounding as rounding_, totals
 from jaxcomp.quantize.levels import FRACTION, Levels
 from jaxcomp.quantize.rounding import Rounding
 from jaxcomp.quantize.scales import Scale
-from jaxcomp.quantize.sums import Rows
+from jaxcomp.quantize.totals import Rows
 from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
 WIDEST = 16
@@ -119,7 +119,7 @@ class Summed(Codec, public=("agreed", "measure", "repacked", "width", "words")):
         scale = axes.maximum(self.measure(x, count[:, None])[:, 0], axis_name)
         return self.agreed(scale, x.dtype)
 
-    def measure(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Array:
+    def measure(self, x: Array, count: Array, rows: Rows = totals.IN_XLA) -> Array:
         """The scale of each row, `[n, 1]`."""
         return self.scale(x, count, rows)
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, UInt32
 from jaxcomp import bits as bits_, checks
 from jaxcomp.base import Codec, Facts
 from jaxcomp.numerics import noise
-from jaxcomp.quantize import sums
+from jaxcomp.quantize import totals
 from jaxcomp.quantize.levels import FRACTION, TRIT
 from jaxcomp.types import Array, ArrayLike, Key
 
@@ -74,7 +74,7 @@ class Votes(Codec, public=("bits",)):
 
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[VotesPayload, tuple]:
         del count
-        finite = sums.is_finite(sums.max_abs(x))
+        finite = totals.is_finite(totals.max_abs(x))
         drawn = noise.below(FRACTION, *noise.rows(key.own, key.first, x.shape))
         # In fixed point, so that every program draws the same votes.
         one = jnp.int32(1 << FRACTION)

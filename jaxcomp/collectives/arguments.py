@@ -125,7 +125,7 @@ def key_of(axis_name: AxisName, key: Any, site: Any) -> Array:
             "workers and another one in each step, got None"
         )
     found = key_of_site(raw(key), site)
-    if set(axes.names(axis_name)) & axes.varying(found) or any(
+    if set(axes.names(axis_name)) & axes.varying_axes(found) or any(
         uniform.differ([found], (), axis_name)
     ):
         raise ValueError(

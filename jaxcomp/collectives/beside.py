@@ -78,7 +78,7 @@ class Beside:
 def same_by_type(leaves: Sequence[Any], names: tuple[str, ...]) -> list[Array]:
     """Values that are the same on all workers, such as whole weights, typed as such."""
     found = [jnp.asarray(x) for x in leaves]
-    unknown = [number for number, x in enumerate(found) if set(names) & axes.varying(x)]
+    unknown = [number for number, x in enumerate(found) if set(names) & axes.varying_axes(x)]
     bits = [x.astype(jnp.int32) if x.dtype == bool else x for x in found]
     for number, x in zip(unknown, lax.pmax([bits[n] for n in unknown], names), strict=True):
         found[number] = x.astype(found[number].dtype)

@@ -223,7 +223,7 @@ class FullySharded:
                 )
                 for number in numbers
             ]
-            for axis, moved in traffic.moved(layer, self.links, dict(self.parts.mesh.shape)):
+            for axis, moved in traffic.moved_bytes(layer, self.links, dict(self.parts.mesh.shape)):
                 pairs = zip(moved, sent[axis], strict=True)
                 sent[axis] = LinkBytes(*(layers * more + one for more, one in pairs))
         return sent
@@ -314,7 +314,7 @@ class FullySharded:
                     f"`loss_fn` must return the mean over its batch, one number, got shape "
                     f"{jnp.shape(loss)}"
                 )
-            if axes.typed(names) and not set(names) <= axes.varying(loss):
+            if axes.typed(names) and not set(names) <= axes.varying_axes(loss):
                 raise ValueError(
                     f"`loss_fn` must return the mean over this worker's own batch, got one that is "
                     f"averaged over {names} already, whose gradients would be divided by the "

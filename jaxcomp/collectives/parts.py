@@ -76,7 +76,7 @@ class Parts:
         return {
             trees.path_name(path): NamedSharding(self.mesh, specs_.of_axes(automatic, spec))
             for (path, _), spec in zip(flat, specs, strict=True)
-            if any(n not in self.names and self.mesh.shape[n] > 1 for n in specs_.named(spec))
+            if any(n not in self.names and self.mesh.shape[n] > 1 for n in specs_.named_axes(spec))
         }
 
     def homes(self, params: PyTree) -> list[Home]:
@@ -137,7 +137,7 @@ class Parts:
                 f"`specs` must have at most one entry for each dimension, got {spec} for '{name}' "
                 f"of shape {jnp.shape(x)}"
             )
-        every = specs_.named(spec)
+        every = specs_.named_axes(spec)
         unknown = [axis for axis in every if axis not in self.mesh.axis_names]
         if unknown or len(set(every)) < len(every):
             raise ValueError(

@@ -14,7 +14,7 @@ from jaxcomp.layout.policy import Policy
 from jaxcomp.types import Array, AxisName
 
 
-def passed_on(
+def pass_on(
     stage: Callable[[Array], Array],
     batches: Array,
     axis_name: AxisName,

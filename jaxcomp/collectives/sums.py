@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +87,7 @@ def psum(
     second = forward if down is None else arguments.policy("down", down)
     if axes.typed(axis_name):
         for path, x in jax.tree_util.tree_leaves_with_path(tree):
-            if not set(axes.names(axis_name)) & axes.varying(x):
+            if not set(axes.names(axis_name)) & axes.varying_axes(x):
                 raise ValueError(
                     f"`tree` must differ between the workers of {axis_name!r}, got "
                     f"'{trees.path_name(path)}', which is the same on all of them: it is a sum "
@@ -172,7 +172,7 @@ def pvary(
     arguments.warn_if_gathered(axis_name, codec)
     if axes.typed(axis_name):
         for path, x in jax.tree_util.tree_leaves_with_path(tree):
-            if set(axes.names(axis_name)) & axes.varying(x):
+            if set(axes.names(axis_name)) & axes.varying_axes(x):
                 raise ValueError(
                     f"`tree` must be the same on all workers of {axis_name!r}, got "
                     f"'{trees.path_name(path)}', which differs between them already"
@@ -192,33 +192,31 @@ class Psum(Transfer):
         return super().exact and not (self.down.codecs or self.replicated)
 
     def run(self, key: Array, tree: PyTree) -> PyTree:
-        n, way = self.workers, self._way(tree, self.workers)
-        first, second = way.wires
-        dense, coded = way.apart(tree)
-        if way.shots:
-            summed = messages.sum_of_each(
-                first, key, jax.tree.map(functools.partial(_rows, n), coded)
-            )
-            everyones = messages.to_all(second, noise.fold(key, _DOWN), summed)
-            sums = jax.tree.map(_whole, everyones, coded)
+        wires, numbers = self._wires(tree, self.workers)
+        dense, coded = _apart(tree, numbers)
+        if len(wires) == 1:
+            sums = messages.sum_of_all(wires[0], key, coded)
         else:
-            sums = messages.sum_of_all(first, key, coded)
+            rows = jax.tree.map(functools.partial(_rows, self.workers), coded)
+            parts = messages.sum_of_each(wires[0], key, rows)
+            everyones = messages.to_all(wires[1], noise.fold(key, _DOWN), parts)
+            sums = jax.tree.map(_whole, everyones, coded)
         dense = lax.psum(dense, self.axis_name)
         return jax.tree.map(
             lambda x, y: y if x is None else x, dense, sums, is_leaf=lambda x: x is None
         )
 
-    def _way(self, like: PyTree, workers: int) -> "_Way":
-        leaves, treedef = jax.tree.flatten(like)
-        parts = [_part(x, workers) for x in leaves]
+    def _wires(self, like: PyTree, workers: int) -> tuple[tuple[Wire, ...], set[int]]:
+        """The wires of one shot, or of two, and the numbers of the leaves that are sent dense."""
         # By the leaves of the caller, not by the rows into which two shots reshape them.
         wires = self.wire.for_leaves(like), Wire(self.axis_name, self.down, True).for_leaves(like)
         first, second = (set(wire.layout(like)[0].dense) for wire in wires)
-        sent = [number for number in range(len(leaves)) if number not in first & second]
+        both = first & second
+        sent = [x for number, x in enumerate(jax.tree.leaves(like)) if number not in both]
         # A device sends n − 1 times as many elements, or twice n − 1 times those of a part.
-        shots = _elements([leaves[i] for i in sent]) > 2 * _elements([parts[i] for i in sent])
-        messages_ = jax.tree.unflatten(treedef, parts) if shots else like
-        return _Way(shots, wires, messages_, frozenset(first & second if shots else first))
+        if _elements(sent) > 2 * _elements([_part(x, workers) for x in sent]):
+            return wires, both
+        return wires[:1], first
 
     def transposed(self, *, typed: bool) -> Transfer:
         if typed or (self.replicated and not mapping.is_transposing(self.axis_name)):
@@ -226,43 +224,13 @@ class Psum(Transfer):
         return Psum(self.axis_name, self.back, self.codec, True, self.back, self.replicated)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
-        way = self._way(like, workers)
-        dense, _ = way.apart(like)
-        _, coded = way.apart(way.messages)
-        wires = way.wires if way.shots else way.wires[:1]
+        wires, numbers = self._wires(like, workers)
+        dense, coded = _apart(like, numbers)
+        if len(wires) == 2:
+            coded = jax.tree.map(lambda x: _part(x, workers), coded)
         sent = (workers - 1) * sum(sum(messages.bytes_of(wire, coded)) for wire in wires)
         size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(dense))
         return sent + wire_cost.ring_bytes(size, workers)
-
-
-class _Way(NamedTuple):
-    """How a sum is made.
-
-    Attributes:
-        shots: whether in two shots.
-        wires: those of both shots, or of one.
-        messages: the shapes of one message.
-        dense: the numbers of the leaves that are sent dense.
-    """
-
-    shots: bool
-    wires: tuple[Wire, Wire]
-    messages: PyTree
-    dense: frozenset[int]
-
-    def apart(self, tree: PyTree) -> tuple[PyTree, PyTree]:
-        """The dense leaves and the others, with None for those of the other kind.
-
-        None has no leaves, and leaves the paths of the rest as they are.
-        """
-        leaves, treedef = jax.tree.flatten(tree)
-        numbered = list(enumerate(leaves))
-        return tuple(
-            jax.tree.unflatten(
-                treedef, [x if (i in self.dense) == kind else None for i, x in numbered]
-            )
-            for kind in (True, False)
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,6 +258,17 @@ class Pvary(Transfer):
     def link_bytes(self, like: PyTree, workers: int) -> int:
         del like, workers
         return 0
+
+
+def _apart(tree: PyTree, numbers: set[int]) -> tuple[PyTree, PyTree]:
+    """The leaves of these numbers and the others, with None in place of those of the other kind.
+
+    None has no leaves, and leaves the paths of the rest as they are.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    found = [x if i in numbers else None for i, x in enumerate(leaves)]
+    rest = [None if i in numbers else x for i, x in enumerate(leaves)]
+    return jax.tree.unflatten(treedef, found), jax.tree.unflatten(treedef, rest)
 
 
 def _elements(likes: Sequence[ArrayLike]) -> int:

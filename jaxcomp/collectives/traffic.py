@@ -12,7 +12,7 @@ from jaxcomp.collectives.crossings import Home, Links, crossings, of_weights
 from jaxcomp.collectives.shard import may_be_coded
 
 
-def moved(
+def moved_bytes(
     layer: Sequence[tuple[Home, Any]], links: Links, sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, LinkBytes]]:
     """The bytes of leaves that travel together, over one axis after another.

@@ -125,7 +125,7 @@ def _mean(
     usable = usable * (jnp.sum(weights) / jnp.maximum(present, 1))  # Times 1 if all are finite.
     value = receive.mean(*everything, usable, workers)
     sound = combining.has_quorum(present.astype(jnp.uint32), excluded)
-    return combining.Combined(combining.spoilt_unless(sound, value), (), excluded)
+    return combining.Combined(combining.nan_unless(sound, value), (), excluded)
 
 
 def _streamed(aggregate: Aggregate, stage: Any, message: Any, weights: Array) -> combining.Combined:

@@ -14,7 +14,7 @@ from jaxcomp.backend import xla
 from jaxcomp.base import Combine, Heard, Outcome
 from jaxcomp.exchange import guarding, moves, receive, send
 from jaxcomp.layout import batches as batches_
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, PyTree, Stacks
 
 
@@ -104,7 +104,7 @@ class Sum(Combine):
     def run(self, stage: Any, key: Array, heard: Heard, sent: Any, state: PyTree) -> Outcome:
         def mean(batch: Any, payload: PyTree) -> Callable[..., Array]:
             before, factor = moves.factors(stage.workers, batch, payload)
-            like = summing.accumulator(batch.like)
+            like = addition.accumulator(batch.like)
 
             def decode(key, payload, side):
                 if batch.codec.facts.scales_sums:
@@ -192,7 +192,7 @@ def _mixed(weight: Array, part: Array, own: Array, theirs: Array) -> Array:
 
     The product is not fused with the sum, which would round differently from program to program.
     """
-    wide = summing.wide(part.dtype)
+    wide = addition.wide(part.dtype)
     apart = theirs.astype(wide) - own.astype(wide)
     by = xla.block_fma(jnp.where(weight == 0, 0, apart * weight.astype(wide)))
     return (part.astype(wide) + by).astype(part.dtype)

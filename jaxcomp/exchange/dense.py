@@ -14,7 +14,12 @@ def fused_mean(
     leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
 ) -> list[Array]:
     """The mean of small leaves by one all-reduce for each dtype."""
-    return packing.by_dtype(leaves, lambda flat: over_workers.mean([flat], axis_name, weight)[0])
+
+    def mean(flat: Array) -> Array:
+        return over_workers.mean([flat], axis_name, weight)[0]
+
+    means = packing.by_dtype([x.reshape(-1) for x in leaves], mean)
+    return [x.reshape(leaf.shape) for x, leaf in zip(means, leaves, strict=True)]
 
 
 def fused_link_bytes(leaves: Sequence[ArrayLike], workers: int) -> Fraction:

@@ -11,7 +11,7 @@ from jaxcomp.backend import axes, xla
 from jaxcomp.base import Feedback, Gate, Reducer
 from jaxcomp.exchange.plan import feedback_of
 from jaxcomp.layout.policy import Policy
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, AxisName, PyTree, Stacks
 
 
@@ -128,20 +128,20 @@ def remember(
     would overshoot, and grow.
     """
     if not feedback.facts.mirrors:
-        return feedback.update(message, sent, scaled(part, times), share * times, weight, state)
+        return feedback.update(message, sent, scale_sum(part, times), share * times, weight, state)
     estimate, after = feedback.update(message, sent, part, share, weight, state)
     if times != 1:
-        estimate = jax.tree.map(jnp.add, estimate, scaled(part, times - 1))
+        estimate = jax.tree.map(jnp.add, estimate, scale_sum(part, times - 1))
     return estimate, after
 
 
-def scaled(tree: PyTree, factor: float) -> PyTree:
+def scale_sum(tree: PyTree, factor: float) -> PyTree:
     """Multiplies the sum of the sent messages by the factor."""
     if factor == 1:
         return tree
 
     def times(x: Array) -> Array:
-        wide = summing.wide(x.dtype)
+        wide = addition.wide(x.dtype)
         # Block a fused multiply-add with a memory, which would round differently.
         return xla.block_fma(x.astype(wide) * jnp.asarray(factor, wide)).astype(x.dtype)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxcomp.backend import axes, xla
 from jaxcomp.base import Mirrored
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, AxisName, PyTree
 
 _LARGE = 2**16
@@ -20,7 +20,7 @@ def where_finite(sound: Array, now: PyTree, before: PyTree) -> PyTree:
     return jax.tree.map(lambda new, old: jnp.where(sound, new, old), now, before)
 
 
-def retyped(now: PyTree, before: PyTree) -> PyTree:
+def cast_like(now: PyTree, before: PyTree) -> PyTree:
     """`now` in the dtypes of `before`: a step never changes those of a state.
 
     Gradients may have another dtype than the parameters from which the state was made. Finite
@@ -31,7 +31,7 @@ def retyped(now: PyTree, before: PyTree) -> PyTree:
         if new.dtype == old.dtype:
             return new
         floating = jnp.issubdtype(old.dtype, jnp.floating)
-        return summing.saturated(new, old.dtype) if floating else new.astype(old.dtype)
+        return addition.saturate(new, old.dtype) if floating else new.astype(old.dtype)
 
     return jax.tree.map(one, now, before)
 
@@ -67,19 +67,19 @@ def none_lost(after: PyTree, before: PyTree) -> Array:
     return xla.compile_separately(check)(floating)
 
 
-def unsound(memory: PyTree) -> Array:
+def flag_unsound(memory: PyTree) -> Array:
     """NaN if a worker's memory has a non-finite element, else zero."""
     own = memory.own if isinstance(memory, Mirrored) else memory
     floating = [x for x in jax.tree.leaves(own) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.where(all_finite(floating), jnp.float32(0), jnp.float32(jnp.nan))
 
 
-def told(memory: PyTree, axis_name: AxisName) -> Array:
+def flag_any_unsound(memory: PyTree, axis_name: AxisName) -> Array:
     """NaN if any worker's memory has a non-finite element, else zero."""
-    return jax.lax.psum(axes.vary(unsound(memory), axis_name), axis_name)
+    return jax.lax.psum(axes.vary(flag_unsound(memory), axis_name), axis_name)
 
 
-def spoilt(tree: PyTree, flag: Array) -> PyTree:
+def poison(tree: PyTree, flag: Array) -> PyTree:
     """The tree, with NaN in its smallest leaf if the flag is NaN; one leaf saves a full pass."""
     leaves, treedef = jax.tree.flatten(tree)
     sizes = [leaf.size or math.inf for leaf in leaves]

@@ -103,7 +103,7 @@ def spread(plan: Plan, key: Array, part: Stacks, state: PyTree) -> tuple[Stacks,
     return part, tuple(after)
 
 
-def known(plan: Plan, part: Stacks, state: PyTree) -> Stacks:
+def closed_mean(plan: Plan, part: Stacks, state: PyTree) -> Stacks:
     """The mean in a closed round, from each device's part of a mirror.
 
     After a further leg, it is the memory of that leg's link, which all workers share.
@@ -115,11 +115,11 @@ def known(plan: Plan, part: Stacks, state: PyTree) -> Stacks:
 
 def run_once(stage: Stage, key: Array, x: Stacks) -> Stacks:
     """Runs a first leg whose codecs have no memory: the rows of the result."""
-    state, worker = begin(stage, stage.axis), lax.axis_index(stage.axis)
-    memory = send.Memory((), state.codec.own())
+    move, combine, worker = stage.leg.move, stage.leg.combine, lax.axis_index(stage.axis)
+    memory = send.Memory((), send.init(stage.batches))
     own = send.send(key, stage.batches, x, memory, worker, stage.axis)
-    got, _ = _arrive(stage, key, own, state, stage.axis)
-    return got.value
+    heard, _ = move.run(stage, key, own, None, move.init())
+    return combine.run(stage, key, heard, own, combine.init(stage)).value
 
 
 def _arrive(

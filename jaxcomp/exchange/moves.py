@@ -15,7 +15,7 @@ from jaxcomp.base import Graph, Heard, Move
 from jaxcomp.exchange import collectives, dense, over_workers, packing
 from jaxcomp.graphs import Ring, mixing
 from jaxcomp.layout import batches as batches_
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import addition, noise
 from jaxcomp.types import Array, AxisName, Batches, PyTree
 from jaxcomp.wire import buffer, cost as wire_cost
 
@@ -140,7 +140,8 @@ class AllReduce(Move):
                 return over_workers.mean([flat], stage.axis, weight)[0]
             return over_workers.total([flat], stage.axis)[0]
 
-        sums = packing.by_dtype(terms, add)
+        sums = packing.by_dtype([x.reshape(-1) for x in terms], add)
+        sums = [x.reshape(leaf.shape) for x, leaf in zip(sums, leaves, strict=True)]
         return Heard(jax.tree.unflatten(treedef, sums), None, share), state
 
     def link_bytes(self, stage: Any) -> Fraction:
@@ -158,7 +159,7 @@ def factors(workers: int, batch: Any, payload: PyTree) -> tuple[float, float]:
     16 bits are averaged in the collective.
     """
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(payload)}
-    before, after = summing.mean_factors(workers)
+    before, after = addition.mean_factors(workers)
     if any(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):
         return (before, after) if batch.codec.facts.scales_sums else (1.0, 1 / workers)
     return (before * after, 1.0) if any(map(over_workers.is_narrow, dtypes)) else (before, after)
@@ -168,7 +169,7 @@ def _weighted(x: Array, weight: Array | None, factor: float) -> Array:
     """Floats times the weight and the factor, integers unchanged; zeros for weight zero."""
     if jnp.issubdtype(x.dtype, jnp.integer):
         return x if weight is None else jnp.where(weight == 0, 0, x)
-    return summing.weighted(x * summing.kept(factor, x.dtype), weight)
+    return addition.weigh(x * addition.hold_factor(factor, x.dtype), weight)
 
 
 @dataclasses.dataclass(frozen=True)

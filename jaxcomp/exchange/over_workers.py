@@ -17,7 +17,7 @@ from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
 from jaxcomp.backend import axes, xla
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, AxisName
 
 _Collective: TypeAlias = Callable[..., list[Array]]
@@ -43,7 +43,7 @@ def mean(arrays: Sequence[Array], axis_name: AxisName, weight: Array | None = No
     found = list(arrays)
     narrow = [i for i, x in enumerate(arrays) if is_narrow(x.dtype) and x.size]
     rest = [i for i, x in enumerate(arrays) if not is_narrow(x.dtype)]
-    sums = total([summing.weighted(arrays[i], weight) for i in rest], axis_name)
+    sums = total([addition.weigh(arrays[i], weight) for i in rest], axis_name)
     for i, x in zip(rest, sums, strict=True):
         # Multiply by the reciprocal: compiled code divides by a constant so, eager code does not.
         found[i] = x * jnp.asarray(1 / axes.size(axis_name), x.dtype)
@@ -79,10 +79,10 @@ def mean_of_rows(rows: Array, axis_name: AxisName) -> Array:
         return _mean_of(_exchanged(rows, axis_name))
 
     def scattered(rows: Array) -> Array:
-        before, after = summing.mean_factors(len(rows))
-        flat = rows.reshape(-1) * summing.kept(before, rows.dtype)
+        before, after = addition.mean_factors(len(rows))
+        flat = rows.reshape(-1) * addition.hold_factor(before, rows.dtype)
         own = lax.psum_scatter(flat, axis_name, scatter_dimension=0, tiled=True)
-        return (summing.widened(own) * jnp.asarray(after, summing.wide(own.dtype))).astype(
+        return (addition.widen(own) * jnp.asarray(after, addition.wide(own.dtype))).astype(
             rows.dtype
         )
 
@@ -91,7 +91,7 @@ def mean_of_rows(rows: Array, axis_name: AxisName) -> Array:
     return lax.platform_dependent(rows, cpu=exchanged, default=scattered)
 
 
-def gathered(x: Array, axis_name: AxisName) -> Array:
+def gather(x: Array, axis_name: AxisName) -> Array:
     """Every worker's vector, stacked, by an all-gather in the vector's own width."""
     if not is_narrow(x.dtype):
         return axes.gather(x, axis_name)
@@ -117,7 +117,7 @@ def _all_reduce(axis_name: AxisName, *arrays: Array) -> list[Array]:
 
 
 def _ordered(*stacks: Array) -> list[Array]:
-    return [summing.in_order(x.__getitem__, len(x)) for x in stacks]
+    return [addition.in_order(x.__getitem__, len(x)) for x in stacks]
 
 
 def _narrow_means(count: int, axis_name: AxisName, *args: Array) -> list[Array]:
@@ -130,10 +130,10 @@ def _narrow_means(count: int, axis_name: AxisName, *args: Array) -> list[Array]:
 
 def _two_shots(count: int, axis_name: AxisName, *args: Array) -> list[Array]:
     leaves, weight = args[:count], args[count:]
-    n, flat = axes.size(axis_name), xla.joined(leaves)
+    n, flat = axes.size(axis_name), xla.join(leaves)
     rows = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
     everyone = [axes.gather(w.reshape(1), axis_name)[:, 0] for w in weight]
-    whole = gathered(_mean_of(_exchanged(rows, axis_name), *everyone), axis_name).reshape(-1)
+    whole = gather(_mean_of(_exchanged(rows, axis_name), *everyone), axis_name).reshape(-1)
     sizes = [x.size for x in leaves]
     parts = xla.cut(whole, [sum(sizes[:i]) for i in range(count)], sizes)
     return [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)]
@@ -144,27 +144,27 @@ def _stacked_means(count: int, *args: Array) -> list[Array]:
 
 
 def _mean_of(stack: Array, weights: Array | None = None) -> Array:
-    before, after = summing.mean_factors(len(stack))
-    wide = summing.wide(stack.dtype)
-    kept = summing.kept(before, wide)
+    before, after = addition.mean_factors(len(stack))
+    wide = addition.wide(stack.dtype)
+    kept = addition.hold_factor(before, wide)
 
     def term(index: Any) -> Array:
         scaled = _widened(stack[index]) * kept
-        return summing.weighted(scaled, None if weights is None else weights[index])
+        return addition.weigh(scaled, None if weights is None else weights[index])
 
-    return (summing.in_order(term, len(stack)) * jnp.asarray(after, wide)).astype(stack.dtype)
+    return (addition.in_order(term, len(stack)) * jnp.asarray(after, wide)).astype(stack.dtype)
 
 
 @jax.custom_jvp
 def _widened(x: Array) -> Array:
-    return summing.widened(x)  # A function of the bits, which has no derivative.
+    return addition.widen(x)  # A function of the bits, which has no derivative.
 
 
 _widened.defjvps(lambda tangent, out, x: tangent.astype(out.dtype))
 
 
 def _plain_means(count: int, axis_name: AxisName, *args: Array) -> list[Array]:
-    return [lax.pmean(summing.weighted(x, *args[count:]), axis_name) for x in args[:count]]
+    return [lax.pmean(addition.weigh(x, *args[count:]), axis_name) for x in args[:count]]
 
 
 _over_workers = jex_core.Primitive("jaxcomp_over_workers")

@@ -11,20 +11,24 @@ from jaxcomp.types import Array, ArrayLike
 
 
 def by_dtype(arrays: Sequence[Array], move: Callable[[Array], Array]) -> list[Array]:
-    """Applies `move` to one vector for each dtype, which has all elements of this dtype.
+    """Applies `move` to one array for each dtype, with the arrays of this dtype side by side.
 
     Args:
-        arrays: arrays of any shapes.
-        move: a function of a vector, such as a mean over the workers, of the same length.
+        arrays: vectors, or matrices of the same number of rows.
+        move: a function that keeps the length of the last axis, such as a mean over the workers.
     """
     found = [x if x.size else jnp.zeros(x.shape, x.dtype) for x in arrays]  # The same on all.
     for dtype in dict.fromkeys(x.dtype for x in arrays if x.size):
         numbers = [i for i, x in enumerate(arrays) if x.dtype == dtype and x.size]
-        sizes = [arrays[i].size for i in numbers]
+        given = [arrays[i] for i in numbers]
+        sizes = [x.shape[-1] for x in given]
         begins = [sum(sizes[:i]) for i in range(len(sizes))]
-        parts = xla.cut(move(xla.joined([arrays[i] for i in numbers])), begins, sizes)
+        whole = move(xla.join(given) if given[0].ndim == 1 else jnp.concatenate(given, axis=1))
+        parts = (
+            xla.cut(whole, begins, sizes) if whole.ndim == 1 else jnp.split(whole, begins[1:], 1)
+        )
         for i, part in zip(numbers, parts, strict=True):
-            found[i] = part.reshape(arrays[i].shape)
+            found[i] = part
     return found
 
 
@@ -50,7 +54,7 @@ def pack(into: Sequence[ArrayLike], arrays: Sequence[Array]) -> tuple[Array, ...
     for room in into:
         parts = [x for x in arrays if x.dtype == room.dtype]
         left = room.shape[0] - sum(part.size for part in parts)
-        vectors.append(xla.joined([*parts, jnp.zeros(left, room.dtype)]))
+        vectors.append(xla.join([*parts, jnp.zeros(left, room.dtype)]))
     return tuple(vectors)
 
 

@@ -280,8 +280,10 @@ def by_shapes(make: Callable[..., Any], source: Any, like: PyTree, *more: Any) -
         more: hashable arguments.
     """
     leaves, treedef = jax.tree.flatten(like)
+    arrays = [x if hasattr(x, "shape") and hasattr(x, "dtype") else np.asarray(x) for x in leaves]
+    likes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
     # The dtypes of a layout depend on whether JAX has 64 bits.
-    shapes = Shapes(treedef, tuple(map(_shape, leaves)), jax.config.read("jax_enable_x64"))
+    shapes = Shapes(treedef, likes, jax.config.read("jax_enable_x64"))
     return call_cached(make, source, shapes, *more)
 
 
@@ -329,12 +331,6 @@ def _made(
         layout = trees.layout(policy, like, slices=slices, runs=plan.collectives, mixed=True)
         return Plan(reducer, layout, axis_name, sizes)
     return plan
-
-
-def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        leaf = np.asarray(leaf)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
 def feedback_of(reducer: Reducer) -> Feedback:

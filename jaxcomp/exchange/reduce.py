@@ -1,6 +1,7 @@
 """The one path of every gradient through any reducer: compensate, exchange, remember."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +17,7 @@ from jaxcomp.exchange.state import ReductionState
 from jaxcomp.exchange.stepping import Stepper
 from jaxcomp.feedback import NoFeedback
 from jaxcomp.layout import trees
-from jaxcomp.mesh import per_worker
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, PyTree, Stacks
 
 
@@ -107,28 +107,27 @@ def reduce(
     Raises:
         ValueError: for a state of other gradients, workers or settings.
     """
-    before = per_worker.unwrap(state)
-    state_.check(plan, state, gated=gated is not None)
+    before = state_.take(plan, state, gated=gated is not None)
     gate = None if gated is None else gated.gate
+    closes = gate is not None and gating.closes(gate, plan.reducer)
     stepper, params, stepped, extra = (None, (), (), {}) if stepping is None else stepping
-    step = _Step(plan, gate, stepper, extra, guard, everywhere)
+    # Closed rounds would lose the gradients of dense leaves.
+    of_dense = NoFeedback() if gate is None else dense_feedback_of(plan.given)
+    step = _Step(plan, gate, of_dense, stepper, extra, guard, everywhere)
     stacks, dense = trees.stacks(plan.layout, grads)
     given = stacks if plan.fast is None else fast_axis.scatter(plan, stacks)
     message, feedback = plan.feedback.compensate(given, before.feedback)
-    dense, of_dense = step.of_dense.compensate(tuple(dense), before.dense)
+    dense, dense_memory = of_dense.compensate(tuple(dense), before.dense)
     opened, all_of_it = Opened(jnp.ones((), bool), weight, ()), (message, dense)
     if gated is not None:
         opened = gated.gate.open(gated.key, all_of_it, gated.state, plan.axis, gated.params)
-    go = conditional.uniform(opened.go, plan.axis_name) if step.closes else jnp.ones((), bool)
-    held = ReductionState(feedback, state_.of_reducer(plan, state.reducer), of_dense)
+    go = conditional.uniform(opened.go, plan.axis_name) if closes else jnp.ones((), bool)
+    held = ReductionState(feedback, before.reducer, dense_memory)
     if plan.fast is not None:
         key = fast_axis.fold_key(plan, key)
     brought = _Brought(key, message, dense, held, stepped, opened.weight, params)
-    if step.closes:
-        found = conditional.either(go, step.exchange, step.stay, brought)
-    else:
-        found = step.exchange(brought)
-    mean, dense_mean, held, settled, sent, senders = found
+    either = functools.partial(conditional.either, go, step.exchange, step.stay)
+    mean, dense_mean, held, settled, sent, senders = (either if closes else step.exchange)(brought)
     if plan.fast is not None:
         mean = fast_axis.gather(plan, mean)
     if stepper is not None:
@@ -142,7 +141,7 @@ def reduce(
     new = state_.hold(plan, held, gated=gated is not None)
     # A closed round, or gradients of another dtype than the parameters, change no dtype of a state.
     old = state, () if gated is None else gated.state, stepped
-    after = guarding.retyped((new, opened.state, settled), old)
+    after = guarding.cast_like((new, opened.state, settled), old)
     # Skipped if the workers' means differ: they would disagree on the rollback.
     if guard and plan.facts.same_on_all and jax.tree.leaves(after):
         finite = guarding.all_finite((mean, dense_mean))
@@ -151,7 +150,7 @@ def reduce(
         after = guarding.where_finite(finite, after, old)
         if tell:
             flag = jnp.where(finite, 0, jnp.nan)
-            mean, dense_mean = guarding.spoilt((mean, dense_mean), flag)
+            mean, dense_mean = guarding.poison((mean, dense_mean), flag)
     whole = trees.assemble(plan.layout, mean, dense_mean)
     return Reduction(whole, after[0], given, message, sent, participation, *after[1:])
 
@@ -175,6 +174,7 @@ class _Step:
     Attributes:
         plan: the plan.
         gate: the gate, or None.
+        of_dense: the feedback of dense leaves.
         stepper: the optimizer between the two ways, or None.
         extra: the further arguments of its update.
         guard: whether memory that is not finite makes the mean NaN.
@@ -183,26 +183,17 @@ class _Step:
 
     plan: Plan
     gate: Gate | None
+    of_dense: Feedback
     stepper: Stepper | None
     extra: dict[str, Any]
     guard: bool
     everywhere: tuple[str, ...]
 
     @property
-    def of_dense(self) -> Feedback:
-        """The feedback of dense leaves, of which closed rounds would lose the gradients."""
-        return NoFeedback() if self.gate is None else dense_feedback_of(self.plan.given)
-
-    @property
     def factor(self) -> float:
         """The gate's factor on the messages."""
         plan, gate = self.plan, self.gate
         return 1.0 if gate is None else gating.factor(gate, plan.reducer, plan.workers)
-
-    @property
-    def closes(self) -> bool:
-        """Whether closed rounds skip all communication."""
-        return self.gate is not None and gating.closes(self.gate, self.plan.reducer)
 
     def exchange(self, brought: _Brought) -> tuple:
         """An open round: the first leg, feedback on this device's part, the optimizer, the rest.
@@ -217,14 +208,15 @@ class _Step:
         )
         if gating.forgets(feedback) and weight is not None:
             known = plan.dense_mean(held.feedback.own, weight)
-            part = gating.scaled(jax.tree.map(jnp.add, got.value, known), self.factor)
+            part = gating.scale_sum(jax.tree.map(jnp.add, got.value, known), self.factor)
         flag = None
         if self.guard and plan.tells and weight is None:
             # Sent with the dense leaves, so that it adds no collective.
-            *mean, flag = plan.dense_mean((*dense, guarding.unsound(own)))
+            *mean, flag = plan.dense_mean((*dense, guarding.flag_unsound(own)))
         else:
             mean = plan.dense_mean(dense, weight)
-            flag = guarding.told(own, plan.axis_name) if self.guard and plan.tells else None
+            if self.guard and plan.tells:
+                flag = guarding.flag_any_unsound(own, plan.axis_name)
         # Dense leaves as the others receive them: rounded to the dtype in which they are sent.
         arrived = tuple(x.astype(plan.dense_dtype or x.dtype).astype(x.dtype) for x in dense)
         mean, of_dense = gating.remember(
@@ -236,13 +228,11 @@ class _Step:
             )
         whole, reducer = legs.spread(plan, key, part, got.state)
         if flag is not None:
-            whole, mean = guarding.spoilt((whole, mean), flag)
+            whole, mean = guarding.poison((whole, mean), flag)
         # Counted only in open rounds, since it needs a collective.
-        senders = (
-            gating.senders(weight, plan.axis)
-            if self.gate is not None
-            else jnp.zeros((), jnp.uint32)
-        )
+        senders = jnp.zeros((), jnp.uint32)
+        if self.gate is not None:
+            senders = gating.senders(weight, plan.axis)
         after = ReductionState(own, reducer, of_dense)
         return tuple(whole), tuple(mean), after, stepped, tuple(got.sent), senders
 
@@ -254,13 +244,13 @@ class _Step:
         part = _zeros(plan.part_like)
         part, own = feedback.update(message, none, part, 0.0, nothing, held.feedback)
         if feedback.facts.mirrors and not gating.forgets(feedback):
-            mean = legs.known(plan, part, held.reducer)
+            mean = legs.closed_mean(plan, part, held.reducer)
         else:
             mean = _zeros(plan.likes)
         nobody = _zeros(dense), _zeros(dense), 0.0, nothing
         still, of_dense = self.of_dense.update(dense, *nobody, held.dense)
         if self.stepper is not None:  # Updates are wider than gradients.
-            still = tuple(x.astype(summing.wide(x.dtype)) for x in still)
+            still = tuple(x.astype(addition.wide(x.dtype)) for x in still)
         after = ReductionState(own, held.reducer, of_dense)
         senders = jnp.zeros((), jnp.uint32)
         return tuple(mean), tuple(still), after, stepped, none, senders

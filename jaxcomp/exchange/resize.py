@@ -12,7 +12,7 @@ from jaxcomp.quantize.blocks import Blocks8
 from jaxcomp.types import Array, PyTree
 
 
-def carried(
+def carry(
     feedback: PyTree, reducer: PyTree, like: PyTree, workers: int, *, sharded: bool
 ) -> tuple[PyTree, PyTree]:
     """The uplink's memory and a reducer's state in the tree of another number of workers.
@@ -45,7 +45,8 @@ def _joined(feedback: Any, unsent: Any, workers: int, sharded: bool) -> Any:
     field, of_down = feedback_.sent_later_of(held) or "", feedback_.sent_later_of(unsent)
     own: Any = getattr(held, field) if field else ()
     more: Any = () if of_down is None else getattr(unsent, of_down)
-    rows = [x.shape[2 if sharded else 1 :] for x in map(_codes, own)]
+    codes = [x.codes if isinstance(x, Blocks8) else x for x in own]
+    rows = [x.shape[2 if sharded else 1 :] for x in codes]
     fits = len(own) == len(more) and all(
         shape[1:] == r.shape[3 if sharded else 2 :] for shape, r in zip(rows, more, strict=False)
     )
@@ -73,7 +74,3 @@ def _joined(feedback: Any, unsent: Any, workers: int, sharded: bool) -> Any:
     change = jax.jit(jax.vmap(joined, in_axes=1, out_axes=1) if sharded else joined)
     found = tuple(change(x, r) for x, r in zip(own, more, strict=True))
     return per_worker.PerWorker(held._replace(**{field: found}), feedback.kind, feedback.order)
-
-
-def _codes(x: Any) -> Array:
-    return x.codes if isinstance(x, Blocks8) else x

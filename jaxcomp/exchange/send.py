@@ -72,7 +72,7 @@ def send(
             then only the decoders' levels need agreement.
     """
     message, held = feedback.compensate(x, memory.feedback)
-    found, keys = [], _keys(key, batches, who, first)
+    found, keys = [], batches_.batch_keys(key, batches, who, numbered=first)
     for own, batch, given, state in zip(keys, batches, message, memory.codecs, strict=True):
         count = batch.counts()
         if weight is not None and (batch.codec.facts.agrees or batch.codec.linear):
@@ -96,7 +96,7 @@ def decode(
     first: bool = False,
 ) -> Stacks:
     """This worker's payloads as the others decode them; padding is zero."""
-    keys = _keys(key, batches, worker, first)
+    keys = batches_.batch_keys(key, batches, worker, numbered=first)
     return tuple(
         real(batch, decoder(batch, payload)(own, payload, side))
         for own, batch, payload, side in zip(keys, batches, payloads, sides, strict=True)
@@ -133,14 +133,3 @@ def _decoder(codec: Any, like: Any, lanes: int) -> Callable[..., Array]:
         return codec.decode(key, payload, like, side)
 
     return xla.compile_separately(decode, lanes)
-
-
-def _keys(key: Array, batches: Batches, worker: Array, first: bool) -> list[Key]:
-    """The keys of the batches, whose buckets may be numbered one worker after another."""
-    keys = batches_.batch_keys(key, batches, worker)
-    if not first:
-        return keys
-    return [
-        own._replace(first=(worker * batch.buckets).astype(jnp.uint32))
-        for own, batch in zip(keys, batches, strict=True)
-    ]

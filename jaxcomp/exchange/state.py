@@ -60,7 +60,7 @@ class ReductionState(NamedTuple):
         Raises:
             ValueError: if the memory cannot be moved to other workers.
         """
-        feedback, reducer = resize.carried(
+        feedback, reducer = resize.carry(
             self.feedback, self.reducer, like.reducer, workers, sharded=sharded
         )
         return self._replace(feedback=feedback, reducer=reducer)
@@ -115,15 +115,14 @@ def order_of(plan: Plan) -> str:
     return hashlib.sha256(repr(order).encode()).hexdigest()[:16]
 
 
-def of_reducer(plan: Plan, held: PyTree) -> PyTree:
-    """The reducer's state of a worker, from the stored one."""
-    held = held if plan.fast is None else held.outer
-    return held if jax.tree.leaves(held) else call_cached(_wanted, plan, False).idle
+def take(plan: Plan, state: ReductionState, *, gated: bool = False) -> ReductionState:
+    """A worker's memory, from the stored one: the inverse of `hold`.
 
-
-def check(plan: Plan, state: ReductionState, *, gated: bool = False) -> None:
-    """Raises a `ValueError` for the state of other gradients, workers or settings."""
-    wanted, own, _ = call_cached(_wanted, plan, gated)
+    Raises:
+        ValueError: for the state of other gradients, workers or settings.
+    """
+    feedback, dense = per_worker.unwrap((state.feedback, state.dense))
+    wanted, own, idle = call_cached(_wanted, plan, gated)
     got = shapes(state)
     held = jax.tree.leaves(state.feedback, is_leaf=per_worker.is_per_worker)
     held = {node.stored for node in held if per_worker.is_per_worker(node)}
@@ -142,6 +141,8 @@ def check(plan: Plan, state: ReductionState, *, gated: bool = False) -> None:
                 "jaxcomp.init_state, or with tx.init inside the mapped function, or convert it "
                 "from another number of workers with jaxcomp.resize_workers"
             )
+    reducer = state.reducer if plan.fast is None else state.reducer.outer
+    return ReductionState(feedback, reducer if jax.tree.leaves(reducer) else idle, dense)
 
 
 class _Wanted(NamedTuple):

@@ -16,7 +16,7 @@ from jaxcomp.layout import batches, trees
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import elementwise
-from jaxcomp.numerics import counting, norms, summing
+from jaxcomp.numerics import addition, counting, norms
 from jaxcomp.types import Array, PyTree, Stacks
 
 
@@ -108,11 +108,12 @@ class Stepper:
         elementwise.check(self.optimizer, stepped, plan.part_like, dense, given=whole)
 
         def begun(likes: Any) -> Stepped:
-            zeros = tuple(jnp.zeros(x.shape, summing.wide(x.dtype)) for x in likes)
+            zeros = tuple(jnp.zeros(x.shape, addition.wide(x.dtype)) for x in likes)
             return Stepped(self.optimizer.init(zeros), zeros if self.remembers else ())
 
         part = begun(plan.part_like)
-        # With one more row in each array, only arrays of rows have another shape.
+        # With one more row in each array, only arrays of rows have another shape. Optax also calls
+        # the one-element leaves of factored moments parameters (`tree_map_params`).
         more = [jax.ShapeDtypeStruct((x.shape[0] + 1, x.shape[1]), x.dtype) for x in plan.part_like]
         taller = jax.eval_shape(lambda: begun(more))
         held = jax.tree.map(
@@ -153,11 +154,15 @@ class Stepper:
         # The optimizer sees rows, as in `init`, but the arrays keep the axis of the workers in
         # which they are stored: XLA writes a state into its own buffer only where nothing between
         # the old value and the new one is reshaped.
-        marks = jax.tree.map(_axis, state.part, is_leaf=per_worker.is_per_worker)
-        held = jax.tree.map(_stored, state.part, is_leaf=per_worker.is_per_worker)
+        nodes, treedef = jax.tree.flatten(state.part, is_leaf=per_worker.is_per_worker)
+        own = [per_worker.is_per_worker(node) for node in nodes]
+        marks = treedef.unflatten([0 if one else None for one in own])
+        held = treedef.unflatten(
+            [node.own()[None] if one else node for node, one in zip(nodes, own, strict=True)]
+        )
         rows = jax.vmap(stepped, in_axes=(0, 0, marks), out_axes=(0, marks), axis_size=1)
-        own, replica = (tuple(x[None] for x in stacks) for stacks in (part, replica))
-        updates, after = rows(own, replica, held)
+        part, replica = (tuple(x[None] for x in stacks) for stacks in (part, replica))
+        updates, after = rows(part, replica, held)
         if self.remembers:
             # An optimizer may divide by zero in the padding.
             pairs = zip(plan.slices, updates, strict=True)
@@ -261,7 +266,7 @@ class Stepper:
 
 
 def _wide(x: Array) -> Array:
-    return x.astype(summing.wide(x.dtype))
+    return x.astype(addition.wide(x.dtype))
 
 
 def _own(plan: Plan, tree: PyTree) -> Stacks:
@@ -287,13 +292,3 @@ def _slice(plan: Plan, stacks: Stacks) -> Stacks:
 def _wrap(plan: Plan, rows: Array) -> PerWorker:
     """Rows as a state stores them: this worker's slice."""
     return PerWorker.wrap(rows, "slice", plan.axis_name)
-
-
-def _axis(node: Any) -> Any:
-    """The axis of the workers in a node of a state."""
-    return 0 if per_worker.is_per_worker(node) else None
-
-
-def _stored(node: Any) -> Any:
-    """A node of a state, as an array with the axis of the workers."""
-    return node.own()[None] if per_worker.is_per_worker(node) else node

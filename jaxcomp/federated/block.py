@@ -134,7 +134,7 @@ def run(
 
     def one_chunk(total: Total, given: Any) -> tuple[Total, Any]:
         clients, batches, own = given
-        work = functools.partial(worked, method, turn)
+        work = functools.partial(run_client, method, turn)
         if together:
             spread = jax.vmap(work, in_axes=(None, 0, 0, 0))
             message, inner, losses = spread(known, clients, batches, own)
@@ -151,7 +151,7 @@ def run(
             total, accepted, read = server.add(
                 method, plan, known.key, total, client.numbers, client.weights, payload, guesses
             )
-            return total, (accepted, heard(method, plan, side, read, accepted))
+            return total, (accepted, update_side(method, plan, side, read, accepted))
 
         def like_of(age: Array) -> PyTree:
             return jax.tree.map(lambda c: c[age], known.centres)
@@ -172,7 +172,7 @@ def run(
     return Done(total, *whole((own, sent, accepted, losses, payloads)))
 
 
-def worked(
+def run_client(
     method: Method, turn: int, known: Known, who: Clients, batches: Any, own: Own
 ) -> tuple[Message, PyTree, Array]:
     """All of a client's round, with the steps of the delay."""
@@ -230,7 +230,7 @@ def _chosen(accepted: Array, message: Message) -> Memory:
     return jax.tree.map(pick, message.accepted, message.refused)
 
 
-def heard(method: Method, plan: Layout, row: PyTree, read: Any, accepted: Array) -> PyTree:
+def update_side(method: Method, plan: Layout, row: PyTree, read: Any, accepted: Array) -> PyTree:
     """The server's knowledge of a client after its message."""
     if not jax.tree.leaves(row):
         return row

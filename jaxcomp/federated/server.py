@@ -17,7 +17,7 @@ from jaxcomp.federated.method import Method
 from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
 from jaxcomp.layout.trees import Layout, TreePayload
-from jaxcomp.numerics import exact, noise, summing
+from jaxcomp.numerics import addition, exact, noise
 from jaxcomp.types import Array, PyTree, Stacks
 
 _DOWN = 0x646F776E
@@ -70,8 +70,8 @@ def init(method: Method, params: PyTree, clients: int) -> ServerState:
     """The server before the first round of so many clients."""
     params = jax.tree.map(jnp.array, params)  # Its own copy: a round may donate it.
     plan = method.uplink.plan(params)
-    likes = tuple(summing.accumulator(batch.like) for batch in plan.batches)
-    wide = tuple(map(summing.accumulator, plan.dense_likes))
+    likes = tuple(addition.accumulator(batch.like) for batch in plan.batches)
+    wide = tuple(map(addition.accumulator, plan.dense_likes))
     uplink = method.uplink
     return ServerState(
         jnp.zeros((), jnp.int32),
@@ -111,11 +111,11 @@ def round_key(key: Array, number: Array | int) -> Array:
 def nothing(method: Method, like: PyTree) -> Total:
     """The total before the first message."""
     plan = method.uplink.plan(like)
-    stacks = tuple(summing.zeros(batch.like) for batch in plan.batches)
+    stacks = tuple(addition.zeros(batch.like) for batch in plan.batches)
     zero = jnp.zeros((), jnp.float32)
     return Total(
         stacks,
-        tuple(map(summing.zeros, plan.dense_likes)),
+        tuple(map(addition.zeros, plan.dense_likes)),
         zero,
         jnp.zeros((), jnp.int32),
         jax.tree.map(jnp.zeros_like, stacks) if method.mean == "senders" else (),
@@ -154,10 +154,10 @@ def add(
     given = method.aggregate.prepare(read)
 
     def plus(total: Array, x: Array) -> Array:
-        x = summing.widened(x)
+        x = addition.widen(x)
         # Whether a product is rounded before it is added must not depend on the program. One times
         # a message is that message to the last bit: with its residual it is what the client gave.
-        times = xla.block_fma(summing.weighted(x, weight))
+        times = xla.block_fma(addition.weigh(x, weight))
         return total + jnp.where(weight == 1, x, times)
 
     stacks, dense = jax.tree.map(plus, (total.stacks, total.dense), given)
@@ -184,7 +184,7 @@ class Held(NamedTuple):
     payloads: TreePayload
 
 
-def held(
+def fill_table(
     cohort: np.ndarray, clients: int, weights: np.ndarray, rows: np.ndarray, payloads: TreePayload
 ) -> Held:
     """The messages of these rows of the cohort, in a table that depends on the cohort alone.
@@ -215,7 +215,7 @@ def held(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def combined(
+def combine(
     method: Method,
     key: Array,
     state: ServerState,
@@ -241,7 +241,7 @@ def combined(
     after = jax.tree.map(
         lambda x, new: x.at[numbers].set(new, mode="drop"), state.aggregate, found.state
     )
-    stacks, dense = jax.tree.map(summing.widened, found.value)
+    stacks, dense = jax.tree.map(addition.widen, found.value)
     count = jnp.where(guarding.all_finite(found.value), jnp.sum(weights > 0, dtype=jnp.int32), 0)
     return state._replace(aggregate=after), Total(stacks, dense, jnp.float32(1), count)
 

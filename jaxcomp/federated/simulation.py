@@ -229,12 +229,12 @@ class Simulation:
         if heard_all:
             weights, payloads = jax.tree.map(lambda *parts: np.concatenate(parts), *heard_all)
             rows = np.arange(len(cohort))
-            held = server.held(cohort, self.clients, weights, rows, payloads)
-            lane, total = server.combined(self.method, key, lane, held)
+            held = server.fill_table(cohort, self.clients, weights, rows, payloads)
+            lane, total = server.combine(self.method, key, lane, held)
             accepted = int(total.count)
         sums = server.weights_of(self.method, self.weights)
         lane, payload = server.step(self.method, key, lane, total, sums)
-        self.state = turns.joined(self.method, self.state, turn, lane)
+        self.state = turns.join(self.method, self.state, turn, lane)
         self.ledger.announced(payload, server.moves(self.method, total), turn)
         self._centres = [self.state.params, *self._centres][: self.faults.longest + 1]
         heard = np.concatenate(losses) if losses else np.zeros(0)

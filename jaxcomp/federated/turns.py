@@ -36,7 +36,7 @@ def part(method: Method, tree: PyTree, turn: int) -> PyTree:
 def whole(method: Method, tree: PyTree, turn: int, part: PyTree) -> PyTree:
     """The tree with other leaves of one fragment."""
     parts = fragments_.split(method.fragments, tree, tree)
-    return fragments_.merged((*parts[:turn], part, *parts[turn + 1 :]))
+    return fragments_.merge((*parts[:turn], part, *parts[turn + 1 :]))
 
 
 def one(method: Method, held: Any, turn: int) -> Any:
@@ -57,7 +57,7 @@ def init(method: Method, params: PyTree, clients: int) -> ServerState:
         return server.init(method, params, clients)
     parts = fragments_.split(method.fragments, params, params)
     lanes = [server.init(method, part, clients) for part in parts]
-    state = lanes[0]._replace(params=fragments_.merged(tuple(lane.params for lane in lanes)))
+    state = lanes[0]._replace(params=fragments_.merge(tuple(lane.params for lane in lanes)))
     return state._replace(**{name: tuple(getattr(lane, name) for lane in lanes) for name in _OWN})
 
 
@@ -67,7 +67,7 @@ def lane(method: Method, state: ServerState, turn: int) -> ServerState:
     return state._replace(params=part(method, state.params, turn), **own)
 
 
-def joined(method: Method, state: ServerState, turn: int, lane: ServerState) -> ServerState:
+def join(method: Method, state: ServerState, turn: int, lane: ServerState) -> ServerState:
     """The server after a round of one fragment."""
     own = {name: put(method, getattr(state, name), turn, getattr(lane, name)) for name in _OWN}
     params = whole(method, state.params, turn, lane.params)

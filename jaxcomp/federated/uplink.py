@@ -199,7 +199,7 @@ def message(
     guesses = uplink.side.at_client(shared, memory.side, params)
     batches, states = plan.batches, memory.codecs
     if uplink.guessed:  # A client that has no guess encodes as without side information.
-        states = send.init(batches) if guesses is None else guessed(plan, guesses)
+        states = send.init(batches) if guesses is None else stack_guesses(plan, guesses)
     known = send.Memory(memory.feedback, states)
     who = jnp.asarray(number)
     own = send.send(key, batches, stacks, known, who, feedback=uplink.feedback)
@@ -235,12 +235,12 @@ def read(
     guesses: PyTree | None = None,
 ) -> tuple[Stacks, Stacks]:
     """A payload as the server reads it: an array for each batch, and the dense leaves."""
-    sides = (None,) * len(plan.batches) if guesses is None else guessed(plan, guesses)
+    sides = (None,) * len(plan.batches) if guesses is None else stack_guesses(plan, guesses)
     # Decoded to memory: no compiler can fuse the last product of a decoder with the sum after it.
     stacks = send.decode(key, plan.batches, payload.batches, sides, jnp.asarray(number))
     return stacks, payload.dense
 
 
-def guessed(plan: Layout, guesses: PyTree) -> tuple[Array, ...]:
+def stack_guesses(plan: Layout, guesses: PyTree) -> tuple[Array, ...]:
     """Guesses with a leading axis as `[alternatives, buckets, size]` for each batch."""
     return jax.vmap(lambda tree: trees.stacks(plan, tree)[0])(guesses)

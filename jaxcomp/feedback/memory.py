@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxcomp import checks
 from jaxcomp.base import Codec
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.quantize import blocks
 from jaxcomp.types import Array, ArrayLike
 
@@ -42,7 +42,7 @@ def zeros(like: ArrayLike, dtype: str | None) -> Any:
     """An empty memory of an array."""
     if dtype == "int8":
         return blocks.pack(jnp.zeros(like.shape, jnp.float32))
-    return jnp.zeros(like.shape, dtype or summing.wide(like.dtype))
+    return jnp.zeros(like.shape, dtype or addition.wide(like.dtype))
 
 
 def load(memory: Any) -> Array:
@@ -57,7 +57,7 @@ def tree(memory: Any) -> Any:
 
 def store(x: Array, dtype: Any) -> Any:
     """Stores `x` as a memory of this dtype, None for at least float32."""
-    dtype = dtype or summing.wide(x.dtype)
+    dtype = dtype or addition.wide(x.dtype)
     # Saturate values out of range: an Inf would stay in the memory for ever.
     if dtype == "int8":
         # 127 steps of a block may be a little more than its largest element.

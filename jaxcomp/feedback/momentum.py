@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxcomp import checks
 from jaxcomp.base import Codec, Feedback, FeedbackFacts, sent_later
 from jaxcomp.feedback import memory
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, PyTree
 
 
@@ -105,7 +105,7 @@ class MomentumCorrection(Feedback):
         momentum = jax.tree.map(lambda u: u * self.momentum, total)
         step = jax.tree.map(memory.add_saturated, wide, momentum) if self.nesterov else total
         velocity = jax.tree.map(memory.add_saturated, step, held.velocity)
-        message = jax.tree.map(lambda v, g: summing.saturated(v, g.dtype), velocity, x)
+        message = jax.tree.map(lambda v, g: addition.saturate(v, g.dtype), velocity, x)
         return message, MomentumState(momentum, velocity)
 
     def update(
@@ -125,11 +125,11 @@ class MomentumCorrection(Feedback):
         # Within the range of messages: a wider memory of one gradient near the largest float16
         # would be sent for many steps, and what sums the means would overflow in each of them.
         def subtract(v, c):
-            return memory.store(summing.within(v - c, c.dtype), self.dtype)
+            return memory.store(addition.within(v - c, c.dtype), self.dtype)
 
         def clear(u, c):
             rest = jnp.where(c != 0, 0, u) if self.masking else u
-            return memory.store(summing.within(rest, c.dtype), self.dtype)
+            return memory.store(addition.within(rest, c.dtype), self.dtype)
 
         velocity = jax.tree.map(subtract, state.velocity, arrived)
         momentum = jax.tree.map(clear, state.momentum, arrived)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxcomp import checks
 from jaxcomp.base import Codec, Feedback, FeedbackFacts, sent_later
 from jaxcomp.feedback import memory
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, PyTree
 
 
@@ -96,7 +96,7 @@ class Residual(Feedback):
             x,
             memory.tree(state.residual),
         )
-        message = jax.tree.map(lambda p, g: summing.saturated(p, g.dtype), total, x)
+        message = jax.tree.map(lambda p, g: addition.saturate(p, g.dtype), total, x)
         return message, ResidualState(total)
 
     def update(

@@ -10,7 +10,7 @@ from jaxcomp import checks
 from jaxcomp.backend import xla
 from jaxcomp.base import Codec, Feedback, FeedbackFacts, Mirrored
 from jaxcomp.feedback import memory
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, PyTree
 
 
@@ -123,7 +123,7 @@ class Shift(Feedback):
         state: Mirrored,
     ) -> tuple[PyTree, Mirrored]:
         def move(held, c, weight=None):
-            wide = summing.wide(held.dtype)
+            wide = addition.wide(held.dtype)
             c = c.astype(wide)
             if weight is not None or self.step != 1:
                 times = jnp.asarray(self.step, wide) * (1 if weight is None else weight)

@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxcomp import checks
 from jaxcomp.base import Feedback, Gate, Opened
-from jaxcomp.numerics import norms, summing
+from jaxcomp.numerics import addition, norms
 from jaxcomp.types import Array, AxisName, PyTree
 
 
@@ -101,7 +101,7 @@ class Censored(Gate):
                 "`params` must be given to the update with a Censored gate, which compares with "
                 "their last change, got None: use tx.update(grads, state, params)"
             )
-        wide = jax.tree.map(lambda x: x.astype(summing.wide(x.dtype)), (params, state.gate_params))
+        wide = jax.tree.map(lambda x: x.astype(addition.wide(x.dtype)), (params, state.gate_params))
         moved = jax.tree.map(jnp.subtract, *wide)
         change, unit = _norm(tree)
         step, step_unit = _norm(moved)

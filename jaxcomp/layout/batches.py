@@ -278,10 +278,13 @@ def batch_key(key: Array, number: int, worker: Array | int, first: Array | int =
     return Key(shared, noise.fold(shared, worker), jnp.asarray(first).astype(jnp.uint32))
 
 
-def batch_keys(key: Array, batches: Sequence[Any], worker: Array | int) -> list[Key]:
+def batch_keys(
+    key: Array, batches: Sequence[Any], worker: Array | int, *, numbered: bool = False
+) -> list[Key]:
     """The key of every batch on this worker, from its first bucket on.
 
-    Folded as one array: a program of many batches has these operations once.
+    Folded as one array: a program of many batches has these operations once. With `numbered`, the
+    buckets of all workers are numbered one worker after another.
     """
     if not batches:
         return []
@@ -289,7 +292,10 @@ def batch_keys(key: Array, batches: Sequence[Any], worker: Array | int) -> list[
     shared = jax.vmap(noise.fold, in_axes=(None, 0))(key, numbers)
     own = jax.vmap(noise.fold, in_axes=(0, None))(shared, worker)
 
-    def one(keys: Array, number: int) -> Array:  # A subscript would be eight lines of the program.
-        return lax.index_in_dim(keys, number, keepdims=False)
-
-    return [Key(one(shared, n), one(own, n), jnp.uint32(0)) for n in range(len(batches))]
+    keys = []
+    for number, batch in enumerate(batches):
+        # Subscripts would be eight lines of the program each.
+        pair = [lax.index_in_dim(x, number, keepdims=False) for x in (shared, own)]
+        first = jnp.uint32(worker * batch.buckets) if numbered else jnp.uint32(0)
+        keys.append(Key(pair[0], pair[1], first))
+    return keys

@@ -14,7 +14,9 @@ def absent(node: Any) -> bool:
     return node is None or isinstance(node, optax.MaskedNode)
 
 
-def seen(given: PyTree, tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> PyTree:
+def visible_part(
+    given: PyTree, tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
+) -> PyTree:
     """The part of a user's tree for a tree in which leaves are absent.
 
     Args:

@@ -19,7 +19,7 @@ from jaxcomp.base import Codec, adapter
 from jaxcomp.layout import batches as batches_, grouping, policy as policy_
 from jaxcomp.layout.batches import Batch, Piece, batch_keys, padded_buckets
 from jaxcomp.layout.policy import Policy
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import addition, noise
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array, PyTree
 
@@ -91,7 +91,7 @@ def layout(
     flat, treedef = jax.tree_util.tree_flatten_with_path(tree)
     paths = tuple(path_name(path) for path, _ in flat)
     likes = tuple(_like(path, leaf) for path, (_, leaf) in zip(paths, flat, strict=True))
-    dtypes = [summing.wide(like.dtype) if mixed else like.dtype for like in likes]
+    dtypes = [addition.wide(like.dtype) if mixed else like.dtype for like in likes]
     chosen = [
         rules.choose(path, like.shape, dtype)
         for path, like, dtype in zip(paths, likes, dtypes, strict=True)
@@ -136,7 +136,7 @@ def _like(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
         is_complex = jnp.issubdtype(leaf.dtype, jnp.complexfloating)
         raise ValueError(
             f"every leaf must have a floating dtype of at least 16 bits, got '{path}' of "
-            f"{leaf.dtype}{list(leaf.shape)}. {summing.SPLIT if is_complex else frozen}"
+            f"{leaf.dtype}{list(leaf.shape)}. {addition.SPLIT if is_complex else frozen}"
         )
     return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
@@ -152,7 +152,7 @@ def stack(batch: Batch, leaves: Sequence[Any]) -> Array:
             flat = flat[piece.start : piece.stop]
         padding = padded_buckets(piece, batch.size) * batch.size - flat.shape[0]
         parts += [flat, jnp.zeros(padding, batch.dtype)] if padding else [flat]
-    return xla.joined(parts).reshape(batch.buckets, batch.size)
+    return xla.join(parts).reshape(batch.buckets, batch.size)
 
 
 def _segments_of(batch: Batch, segments: Segments, leaves: Sequence[Any]) -> Array:
@@ -168,7 +168,7 @@ def _segments_of(batch: Batch, segments: Segments, leaves: Sequence[Any]) -> Arr
         else:
             parts.append(jnp.pad(each, ((0, 0), (0, padding))) if padding else each)
     if batch.slices == 1:
-        return xla.joined(parts).reshape(1, -1)
+        return xla.join(parts).reshape(1, -1)
     return jnp.concatenate(parts, axis=1)
 
 
@@ -233,7 +233,7 @@ def _unstacked(
     leaves: list[Array | None] = []
     for number, (like, parts) in enumerate(zip(likes, found, strict=True)):
         ordered = [part for _, part in sorted(parts, key=lambda pair: pair[0])]
-        ordered = [summing.saturated(part, like.dtype) for part in ordered]
+        ordered = [addition.saturate(part, like.dtype) for part in ordered]
         if not ordered:
             leaves.append(None)
             continue
@@ -241,7 +241,7 @@ def _unstacked(
             lanes = math.gcd(rows[number], *(part.size for part in ordered))
             whole = jnp.concatenate([xla.in_rows(part, lanes) for part in ordered])
         else:
-            whole = xla.joined(ordered)
+            whole = xla.join(ordered)
         leaves.append(whole.reshape(like.shape))
     return leaves
 

@@ -111,10 +111,11 @@ class Arguments:
         for number in sorted(self.which(len(args), keywords)):
             if self.default and _is_key(args[number]):
                 raise ValueError(
-                    f"the last argument, {named(number, names)}, is a PRNG key, or uint32 of its "
-                    f"shape (2,) or (4,), and would be split as the batch. {_which_of(names)}"
+                    f"the last argument, {argument_name(number, names)}, is a PRNG key, or uint32 "
+                    f"of its shape (2,) or (4,), and would be split as the batch. "
+                    f"{_which_of(names)}"
                 )
-            _check_batch(args[number], named(number, names), pieces, axis_name)
+            _check_batch(args[number], argument_name(number, names), pieces, axis_name)
 
     def advice(self, count: int, keywords: tuple[str, ...]) -> str:
         """The batch that is taken by default, for a step that fails; empty if batches are named."""
@@ -122,8 +123,8 @@ class Arguments:
             return ""
         names = self.names(count, keywords)
         return (
-            f"jaxcomp.data_parallel: only the last argument, {named(count - 1, names)}, is split "
-            f"over the workers; each has all of the others. {_which_of(names)}"
+            f"jaxcomp.data_parallel: only the last argument, {argument_name(count - 1, names)}, is "
+            f"split over the workers; each has all of the others. {_which_of(names)}"
         )
 
 
@@ -164,7 +165,7 @@ OR_BATCH = " A batch: name it by `batch_argnums` or `batch_argnames`."
 """Other meanings of an argument that is split over the workers."""
 
 
-def named(number: int, names: list[str]) -> str:
+def argument_name(number: int, names: list[str]) -> str:
     """The name of an argument in an error message."""
     return f"argument {number} ('{names[number]}')" if names[number] else f"argument {number}"
 

@@ -40,7 +40,7 @@ def beside(mesh: Mesh) -> Mesh:
     )
 
 
-def moved(tree: PyTree, mesh: Mesh) -> PyTree:
+def move_arrays(tree: PyTree, mesh: Mesh) -> PyTree:
     """Arrays of a mesh as the same ones on another mesh of the same shape and processes.
 
     Every shard goes from its device to the device in the same place, so nothing crosses processes.

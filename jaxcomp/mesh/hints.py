@@ -66,7 +66,7 @@ _HINTS = {
 """By parts of the error's text."""
 
 
-def known(error: Exception) -> list[str]:
+def hints_for(error: Exception) -> list[str]:
     """The hints for an error."""
     found = [*_HINTS.items(), *(item for one in adapter.present() for item in one.hints.items())]
     texts = {(key,) if isinstance(key, str) else key: hint for key, hint in found}
@@ -79,7 +79,7 @@ def add_note(axis_name: AxisName) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        for hint in known(error):
+        for hint in hints_for(error):
             said = hint.format(axis=axis_name)
             if said not in getattr(error, "__notes__", []):
                 error.add_note(said)

@@ -80,7 +80,7 @@ class MappedStep:
             if per_worker.marked(path):
                 place.check_workers(leaf, self.workers)
             elif self.workers > 1 and number not in batches:
-                tree = functools.partial(arguments.named, number, names)
+                tree = functools.partial(arguments.argument_name, number, names)
                 arguments.check_whole(leaf, self.axis_name, tree, path[1:], arguments.OR_BATCH)
 
     def layout(self, args: Sequence[Any], batches: set[int]) -> tuple:
@@ -161,7 +161,7 @@ class MappedStep:
                 results = objects.call(call, list(own), rest, self.axis_name)
         except (TypeError, ValueError) as error:
             advice = self.given.advice(len(args), keywords)
-            if advice and not hints.known(error):
+            if advice and not hints.hints_for(error):
                 error.add_note(advice)
             raise
         batches = self.given.which(len(args), keywords)
@@ -232,11 +232,11 @@ def _type_replicated(results: PyTree, known: list[tuple[Any, bool]], axis_name: 
     leaves, treedef = jax.tree.flatten(results)
     over = set(axes.names(axis_name))
     marks = _marks(results)
-    typed = [n for n, x in enumerate(leaves) if not marks[n] and over & axes.varying(x)]
+    typed = [n for n, x in enumerate(leaves) if not marks[n] and over & axes.varying_axes(x)]
     same = uniform.are_same([leaves[n] for n in typed], known, axis_name) if typed else []
     for n, alike in zip(typed, same, strict=True):
         if alike:
-            leaves[n] = axes.replicated(leaves[n], axis_name)
+            leaves[n] = axes.type_replicated(leaves[n], axis_name)
     return jax.tree.unflatten(treedef, leaves)
 
 

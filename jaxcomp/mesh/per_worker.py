@@ -221,7 +221,7 @@ def unwrap(state: PyTree) -> PyTree:
     )
 
 
-def replicated(state: PyTree) -> PyTree:
+def replicated_part(state: PyTree) -> PyTree:
     """The part of a state that is the same on every worker; None in place of the rest."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: None if marked(path) else leaf, state

@@ -107,7 +107,7 @@ def _resize(tx: Any, state: PyTree, params: PyTree, workers: int, before: int = 
 
 def like(tx: Any, params: PyTree, workers: int) -> PyTree:
     """Shapes and dtypes of one worker's state among so many workers."""
-    with axes.planned(workers), warnings.catch_warnings():
+    with axes.assume_workers(workers), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The first call has warned already.
         return jax.eval_shape(lambda params: tx.init(params), params)
 
@@ -119,7 +119,7 @@ def _initial_state(tx: Any, params: PyTree, workers: int) -> PyTree:
         shape = isinstance(x, jax.ShapeDtypeStruct)
         return jnp.zeros(x.shape, x.dtype, device=x.sharding) if shape else x
 
-    with axes.planned(workers), warnings.catch_warnings():
+    with axes.assume_workers(workers), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         one = tx.init(jax.tree.map(array, params))
 

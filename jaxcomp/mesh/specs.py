@@ -37,7 +37,7 @@ def names(entry: Any) -> tuple[str, ...]:
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
-def named(given: PartitionSpec) -> tuple[str, ...]:
+def named_axes(given: PartitionSpec) -> tuple[str, ...]:
     """All axes of a spec."""
     return tuple(name for entry in given for name in names(entry))
 
@@ -59,7 +59,7 @@ def spread(argument: str, specs: PyTree, tree: PyTree) -> PyTree:
     treedef = jax.tree.structure(tree)
     for one in adapter.present():
         specs, tree = one.plain(specs), one.plain(tree)
-    given = jax.tree.map(spec, masked.seen(specs, tree, is_spec), is_leaf=is_spec)
+    given = jax.tree.map(spec, masked.visible_part(specs, tree, is_spec), is_leaf=is_spec)
     try:  # Where the tree has no leaf, as in a filtered module, it gets no spec.
         found = jax.tree.leaves(
             jax.tree.broadcast(given, tree, is_leaf=is_spec), is_leaf=is_partition

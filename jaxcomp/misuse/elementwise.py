@@ -15,7 +15,7 @@ import optax
 
 from jaxcomp.misuse import optax_wrappers
 from jaxcomp.misuse.expressions import Expressions, NotElementwiseError, Value
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import PyTree
 
 _FEWEST, _MOST = 3, 32
@@ -75,7 +75,7 @@ def check(
 
 def _likes(leaves: Sequence[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Shapes of leaves in the dtype in which they are stepped."""
-    dtypes = [summing.wide(jnp.result_type(x)) for x in leaves]
+    dtypes = [addition.wide(jnp.result_type(x)) for x in leaves]
     return tuple(
         jax.ShapeDtypeStruct(jnp.shape(x), dtype) for x, dtype in zip(leaves, dtypes, strict=True)
     )

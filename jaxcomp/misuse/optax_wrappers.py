@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomp.misuse import lines
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 
 _GATES = (
     "each worker would decide by its own gradients, and where some take the step and others do "
@@ -68,7 +68,7 @@ def check_wrappers() -> None:
     if apart:
         raise ValueError(
             f"`mask` of optax.masked must not leave out complex leaves, got {apart[0]} without a "
-            f"mean: each worker would take a step of its own. {summing.SPLIT} Leave frozen ones "
+            f"mean: each worker would take a step of its own. {addition.SPLIT} Leave frozen ones "
             "out with jaxcomp.freeze(tx, frozen)."
         )
 

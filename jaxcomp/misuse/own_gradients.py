@@ -85,7 +85,12 @@ def check(updates: PyTree, axis_name: AxisName) -> PyTree:
             )
     pooled = _Pooled(axis_name)
     _refuse(pooled, [fact.bits for fact in lineage.trace(leaves, pooled)])
-    return jax.tree.map(functools.partial(_mark_leaf, axis_name), updates)
+    floats = [isinstance(x, core.Tracer) and jnp.issubdtype(x.dtype, jnp.inexact) for x in leaves]
+    marked = [
+        checkpoint_name(x, pooled.mark) if floating else x
+        for x, floating in zip(leaves, floats, strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(updates), marked)
 
 
 def _check_types(updates: PyTree, axis_name: AxisName) -> None:
@@ -120,16 +125,6 @@ def check_program(
     lineage.flow(steps, rule, [(leaf, _Fact(_LOCAL if own else 0)) for leaf, own in known])
     for bits in rule.marked.values():
         _refuse(rule, [bits])
-
-
-def _mark_leaf(axis_name: AxisName, leaf: Any) -> Any:
-    if not isinstance(leaf, core.Tracer) or not jnp.issubdtype(leaf.dtype, jnp.inexact):
-        return leaf
-    return checkpoint_name(leaf, _mark(axis_name))
-
-
-def _mark(axis_name: AxisName) -> str:
-    return f"{_MARK}:{axes.names(axis_name)}"
 
 
 def _refuse(rule: "_Pooled", found: Sequence[int]) -> None:
@@ -188,7 +183,7 @@ class _Pooled:
     def __init__(self, axis_name: AxisName):
         self.axis_name = axis_name
         self.names, self.typed = set(axes.names(axis_name)), axes.typed(axis_name)
-        self.size, self.mark = axes.size(axis_name), _mark(axis_name)
+        self.size, self.mark = axes.size(axis_name), f"{_MARK}:{axes.names(axis_name)}"
         self.marked: dict[Any, int] = {}
 
     def unknown(self, atom: Any) -> _Fact:
@@ -256,7 +251,7 @@ class _Pooled:
 
     def _is_same(self, *atoms: Any) -> bool:
         """Whether the types say that the values are the same on all workers."""
-        return self.typed and not any(self.names <= axes.varying(atom.aval) for atom in atoms)
+        return self.typed and not any(self.names <= axes.varying_axes(atom.aval) for atom in atoms)
 
 
 def _as_data(bits: int) -> int:

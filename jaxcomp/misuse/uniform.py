@@ -132,7 +132,7 @@ class _Differs:
 
     def unknown(self, atom: Any) -> frozenset:
         # Without types, arguments that differ are known, and arrays from outside are the same.
-        return axes.varying(atom.aval) & self.names if self.typed and atom else frozenset()
+        return axes.varying_axes(atom.aval) & self.names if self.typed and atom else frozenset()
 
     def literal(self, value: Any) -> frozenset:
         del value

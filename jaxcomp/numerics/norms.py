@@ -5,14 +5,14 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, PyTree
 
 
 def largest(tree: PyTree) -> Array:
     """The largest magnitude in a tree, float32, or float64 if a leaf is float64."""
     tops = [
-        jnp.max(jnp.abs(leaf), initial=0).astype(summing.wide(leaf.dtype))
+        jnp.max(jnp.abs(leaf), initial=0).astype(addition.wide(leaf.dtype))
         for leaf in jax.tree.leaves(tree)
     ]
     return functools.reduce(jnp.maximum, tops, jnp.zeros((), jnp.float32))
@@ -28,7 +28,7 @@ def energy(tree: PyTree, unit: Array) -> Array:
     """`Σ (unit · x)²` over all elements of a tree, float32, or float64 if a leaf is float64."""
     return sum(
         (
-            jnp.sum(jnp.square(leaf.astype(summing.wide(leaf.dtype)) * unit))
+            jnp.sum(jnp.square(leaf.astype(addition.wide(leaf.dtype)) * unit))
             for leaf in jax.tree.leaves(tree)
         ),
         start=jnp.zeros((), jnp.float32),

@@ -37,7 +37,7 @@ def orthonormal(sets: Sequence[Float[Array, "_ _ _"]]) -> list[Float[Array, "_ _
     return _by_dtype(_orthonormal, sets)
 
 
-def refreshed(
+def refresh(
     sets: Sequence[Float[Array, "_ _ _"]], before: Sequence[Float[Array, "_ _ _"]]
 ) -> list[Float[Array, "_ _ _"]]:
     """Normalises each vector; if it is zero, takes its former value instead.
@@ -50,7 +50,7 @@ def refreshed(
 
 def unit(vectors: Float[Array, "n rank size"]) -> Float[Array, "n rank size"]:
     """Normalises each vector; zeros stay zero."""
-    (fresh,) = refreshed([vectors], [jnp.zeros_like(vectors)])
+    (fresh,) = refresh([vectors], [jnp.zeros_like(vectors)])
     return fresh
 
 

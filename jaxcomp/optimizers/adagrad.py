@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomp import checks
-from jaxcomp.numerics import counting, summing
+from jaxcomp.numerics import addition, counting
 from jaxcomp.optimizers import rates, regularizers
 from jaxcomp.optimizers.regularizers import Regularizer
 from jaxcomp.types import Array, PyTree
@@ -194,7 +194,9 @@ def _require(params: PyTree | None) -> None:
 
 
 def _zeros(params: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), summing.wide(jnp.result_type(x))), params)
+    return jax.tree.map(
+        lambda x: jnp.zeros(jnp.shape(x), addition.wide(jnp.result_type(x))), params
+    )
 
 
 def _add_square(g: Array, s: Array) -> Array:

@@ -9,7 +9,7 @@ import optax
 from jaxcomp.backend import conditional
 from jaxcomp.exchange import guarding
 from jaxcomp.misuse import own_gradients
-from jaxcomp.numerics import counting, summing
+from jaxcomp.numerics import addition, counting
 from jaxcomp.optimizers import means, moments
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -91,8 +91,8 @@ def scale_by_one_bit_adam(
     def init_fn(params: PyTree) -> Any:
         return OneBitAdamState(
             count=jnp.zeros((), jnp.int32),
-            mu=jax.tree.map(summing.zeros, params),
-            nu=jax.tree.map(summing.zeros, params),
+            mu=jax.tree.map(addition.zeros, params),
+            nu=jax.tree.map(addition.zeros, params),
             dense=exact.init(params),
             compressed=lossy.init(params),
         )
@@ -112,15 +112,15 @@ def scale_by_one_bit_adam(
         def frozen(grads: PyTree, count: Array, state: Any, params: PyTree | None) -> tuple:
             del count
             own = moments.mask(adam.first(grads, state.mu), state.nu)
-            own = guarding.retyped(own, grads)
+            own = guarding.cast_like(own, grads)
             mean, after = lossy.update(own, state.compressed, params, **extra)
-            mu = moments.mask(guarding.retyped(mean, state.mu), state.nu)
+            mu = moments.mask(guarding.cast_like(mean, state.mu), state.nu)
             scaled = jax.tree.map(jnp.divide, mu, adam.root(state.nu, freeze_step))
             return scaled, mu, state.nu, state.dense, after
 
         count = counting.after(state.count)
         early = conditional.uniform(count <= freeze_step, axis_name)
         scaled, *after = conditional.either(early, warm_up, frozen, updates, count, state, params)
-        return guarding.retyped(scaled, updates), OneBitAdamState(count, *after)
+        return guarding.cast_like(scaled, updates), OneBitAdamState(count, *after)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

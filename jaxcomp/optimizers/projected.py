@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, PyTree
 
 
@@ -73,7 +73,7 @@ def averaged() -> optax.GradientTransformationExtraArgs:
     """
 
     def init_fn(params: PyTree) -> Any:
-        start = jax.tree.map(lambda x: jnp.array(x, summing.wide(jnp.result_type(x))), params)
+        start = jax.tree.map(lambda x: jnp.array(x, addition.wide(jnp.result_type(x))), params)
         return AveragedState(jnp.zeros((), jnp.int32), start)
 
     def update_fn(

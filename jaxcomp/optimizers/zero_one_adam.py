@@ -14,7 +14,7 @@ from jaxcomp.exchange import guarding
 from jaxcomp.mesh import kinds
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import own_gradients
-from jaxcomp.numerics import counting, summing
+from jaxcomp.numerics import addition, counting
 from jaxcomp.optimizers import means, moments, rates
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -143,13 +143,13 @@ class _Rule:
 
         scale = self.adam.root(given.state.nu, given.renewals)
         averages = jax.tree.map(mean, given.own.offset, scale, self._moment(given))
-        averages = guarding.retyped(moments.mask(averages, given.state.nu), given.grads)
+        averages = guarding.cast_like(moments.mask(averages, given.state.nu), given.grads)
         return guarding.where_finite(given.frozen, averages, given.grads)
 
     def met(self, given: _Given, mean: PyTree, after: Any) -> _Taken:
         """A step with a compressed mean, of gradients or of moments."""
         state = given.state
-        mean = guarding.retyped(mean, state.mu)
+        mean = guarding.cast_like(mean, state.mu)
         fed = self.adam.first(mean, state.mu)
         mu = guarding.where_finite(given.frozen, moments.mask(mean, state.nu), fed)
         moved = guarding.where_finite(given.frozen, mu, self.adam.unbiased(mu, given.step))
@@ -316,7 +316,7 @@ def by_zero_one_adam(
         exchange = functools.partial(_exchange, rule, lossy, extra)
         otherwise = functools.partial(_otherwise, rule, exact, extra)
         taken = conditional.either(go, exchange, otherwise, given, step == adam.freeze_step + 1)
-        return guarding.retyped(taken.updates, updates), _state_after(taken, step, axis_name)
+        return guarding.cast_like(taken.updates, updates), _state_after(taken, step, axis_name)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -325,7 +325,7 @@ def _fresh(params: PyTree, exact: _Mean, lossy: _Mean, axis_name: AxisName) -> Z
     """The state before the first step."""
 
     def zeros() -> PyTree:
-        return jax.tree.map(summing.zeros, params)
+        return jax.tree.map(addition.zeros, params)
 
     return ZeroOneAdamState(
         count=jnp.zeros((), jnp.int32),

@@ -149,7 +149,7 @@ class _Offers(NamedTuple):
         """The bytes of a tree like this."""
         if self.workers is None:
             return choose.wire_bytes(policy, like)
-        return choose.wire_bytes(choose.given(policy), like, self.workers)
+        return choose.wire_bytes(choose.link_or_reducer(policy), like, self.workers)
 
 
 def _layout(

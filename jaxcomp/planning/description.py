@@ -155,7 +155,7 @@ def describe(
         return fsdp_description.of(codec_or_reducer, params)
     if isinstance(codec_or_reducer, ShardedOptimizer):
         codec_or_reducer = codec_or_reducer.reducer
-    source = choose.given(codec_or_reducer)
+    source = choose.link_or_reducer(codec_or_reducer)
     axes = workers if isinstance(workers, tuple) else (1 if workers is None else workers,)
     for number in axes:
         checks.integer("workers", number, 1)

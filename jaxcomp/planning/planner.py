@@ -218,7 +218,7 @@ def sizes_of(workers: Any, network: Any, link_per: str) -> tuple[int, ...]:
         checks.integer("workers", size, 1)
     checks.choice("link_per", link_per, ("host", "device"))
     call = "jaxcomp.planning.Network(bandwidth=1.25e9, latency=50e-6)"
-    checks.made("network", network, Network, call)
+    checks.instance("network", network, Network, call)
     return sizes
 
 
@@ -249,7 +249,7 @@ def ways(codecs: Mapping[str, Any], sizes: tuple[int, ...]) -> dict[str, Any]:
     """By name, dense means and the given codecs by each reducer that can take them."""
     found: dict[str, Any] = dict(DENSE)
     for name, given in codecs.items():
-        source = choose.given(given)
+        source = choose.link_or_reducer(given)
         if isinstance(source, Reducer):
             found[name] = source
             continue

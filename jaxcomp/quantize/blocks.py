@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float32, Int8
 
-from jaxcomp.quantize import rounding, sums
+from jaxcomp.quantize import rounding, totals
 from jaxcomp.quantize.levels import FRACTION
 from jaxcomp.types import Array
 
@@ -35,7 +35,7 @@ def pack(x: Float32[Array, "..."]) -> Blocks8:
         Array([127, -63,   0], dtype=int8)
     """
     rows = _rows(x)
-    step, factor = rounding.exact_step(sums.max_abs(rows), 127, jnp.float32)
+    step, factor = rounding.exact_step(totals.max_abs(rows), 127, jnp.float32)
     # Round in fixed point, so that halves go up on every platform.
     points = rounding.points(rows, factor).astype(jnp.int32) + (1 << (FRACTION - 1))
     codes = (points >> FRACTION).astype(jnp.int8)

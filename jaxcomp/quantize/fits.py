@@ -12,14 +12,14 @@ from jaxtyping import Float32
 
 from jaxcomp.backend import xla
 from jaxcomp.numerics import exact
-from jaxcomp.quantize import rounding, sums
+from jaxcomp.quantize import rounding, totals
 from jaxcomp.quantize.levels import Levels
 from jaxcomp.types import Array
 
 FITS = (None, "unbiased", "least_squares", "norm")
 
 
-def fitted(
+def fit_step(
     fit: str, levels: Levels, values: Float32[Array, "n size"], x: Array, count: Array, dtype: Any
 ) -> Float32[Array, "n 1"]:
     """The step that fits the values `c` of the codes to the elements `x` of each bucket.
@@ -41,16 +41,16 @@ def fitted(
     """
     real = lax.broadcasted_iota(jnp.int32, x.shape, 1) < count
     values = jnp.where(real, values * jnp.float32(1 / levels.magnitude), 0)
-    top = sums.max_abs(x)
-    unit = sums.unit(x, top)
+    top = totals.max_abs(x)
+    unit = totals.unit(x, top)
     if fit == "unbiased":
         # Compile it separately: fused with the sum, a CPU's compiler vectorises neither.
         product = xla.compile_separately(lambda a, b: a * b)(unit, values)
-        ratio = _divide(sums.total(unit * unit), sums.total(product))
+        ratio = _divide(totals.total(unit * unit), totals.total(product))
     elif fit == "least_squares":
-        ratio = _divide(sums.total(unit * values), sums.total(values * values))
+        ratio = _divide(totals.total(unit * values), totals.total(values * values))
     else:
-        ratio = _divide(sums.total(unit * unit), sums.total(values * values))
+        ratio = _divide(totals.total(unit * unit), totals.total(values * values))
         ratio = exact.sqrt(jnp.where(ratio >= jnp.finfo(jnp.float32).tiny, ratio, 0))
     step = ratio * jnp.float32(1 / levels.magnitude) * top
     # Round to nearest, so that there is no bias; elements beyond the levels do not matter here.
@@ -58,7 +58,7 @@ def fitted(
     word = lax.bitcast_convert_type(step, jnp.int32)
     step = lax.bitcast_convert_type((word + ((1 << spare) >> 1)) & ~((1 << spare) - 1), jnp.float32)
     step = jnp.minimum(step, rounding.largest_step(levels.magnitude, dtype))
-    return jnp.where(sums.is_finite(top), step, jnp.nan)
+    return jnp.where(totals.is_finite(top), step, jnp.nan)
 
 
 def _divide(numerator: Array, denominator: Any) -> Array:

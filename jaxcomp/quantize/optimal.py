@@ -10,9 +10,9 @@ from jaxtyping import Float32, Int32
 
 from jaxcomp import checks
 from jaxcomp.numerics import exact
-from jaxcomp.quantize import sums
+from jaxcomp.quantize import totals
 from jaxcomp.quantize.scales import Scale
-from jaxcomp.quantize.sums import Rows
+from jaxcomp.quantize.totals import Rows
 from jaxcomp.types import Array
 
 
@@ -27,19 +27,19 @@ class OptimalTernary(Scale):
 
     covers = False
 
-    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
+    def __call__(self, x: Array, count: Array, rows: Rows = totals.IN_XLA) -> Float32[Array, "n 1"]:
         del count  # Zeros at the end of a bucket change no sum.
         n, size = x.shape
         if size == 0:
             return jnp.zeros((n, 1), jnp.float32)
-        top = sums.max_abs(x, rows)
-        one = jnp.float32(2**sums.FRACTION)
-        falling = -jnp.sort(-(jnp.abs(sums.unit(x, top, rows)) * one).astype(jnp.int32), axis=1)
-        added = _running_sums(falling) * jnp.float32(1 / 2**sums.FRACTION)
+        top = totals.max_abs(x, rows)
+        one = jnp.float32(2**totals.FRACTION)
+        falling = -jnp.sort(-(jnp.abs(totals.unit(x, top, rows)) * one).astype(jnp.int32), axis=1)
+        added = _running_sums(falling) * jnp.float32(1 / 2**totals.FRACTION)
         share = jnp.asarray(1 / np.arange(1, size + 1), jnp.float32)[None]
         best = jnp.argmax(added * (added * share), axis=1)[:, None]
         mean = jnp.take_along_axis(added * share, best, axis=1)
-        return jnp.where(sums.is_finite(top), top * mean, top)
+        return jnp.where(totals.is_finite(top), top * mean, top)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Lattice(Scale):
     def __post_init__(self):
         checks.integer("steps", self.steps, 1, 127)
 
-    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
-        top = sums.max_abs(x, rows)
-        ratio = jnp.abs(sums.unit(x, top, rows))
+    def __call__(self, x: Array, count: Array, rows: Rows = totals.IN_XLA) -> Float32[Array, "n 1"]:
+        top = totals.max_abs(x, rows)
+        ratio = jnp.abs(totals.unit(x, top, rows))
         found = jnp.full_like(top, self.steps)
-        one = 1 << sums.FRACTION
+        one = 1 << totals.FRACTION
         points = (ratio * jnp.float32(one)).astype(jnp.int32)
         # Outside a kernel, the program has the function once for all numbers.
         worst_of = _shared_farthest if rows.staged else _farthest
@@ -73,14 +73,14 @@ class Lattice(Scale):
             worst = worst_of(points, jnp.int32(number), rows)
             found = jnp.where(worst < one * _ALIKE, jnp.float32(number), found)
         scale = top * (exact.reciprocal(found, rows.digits) * jnp.float32(self.steps))
-        return jnp.where(sums.is_finite(top), jnp.minimum(scale, _LARGEST), top)
+        return jnp.where(totals.is_finite(top), jnp.minimum(scale, _LARGEST), top)
 
 
 def _farthest(points: Int32[Array, "n size"], number: Array, rows: Rows) -> Float32[Array, "n 1"]:
     """The largest distance of `points · number` from an integer, in units of `2⁻ᶠ`."""
-    one = 1 << sums.FRACTION
+    one = 1 << totals.FRACTION
     off = (points * number + (one >> 1)) & (one - 1)
-    return sums.max_abs((off - (one >> 1)).astype(jnp.float32), rows)
+    return totals.max_abs((off - (one >> 1)).astype(jnp.float32), rows)
 
 
 _shared_farthest = jax.jit(_farthest, static_argnums=2)

@@ -14,9 +14,9 @@ from jaxtyping import Float32
 from jaxcomp.backend import xla
 from jaxcomp.base.interface import Interface
 from jaxcomp.numerics import exact, noise
-from jaxcomp.quantize import sums
+from jaxcomp.quantize import totals
 from jaxcomp.quantize.levels import FRACTION
-from jaxcomp.quantize.sums import Rows
+from jaxcomp.quantize.totals import Rows
 from jaxcomp.types import Array
 
 _TINY = float(np.finfo(np.float32).tiny)
@@ -110,7 +110,7 @@ def exact_step(
     scale: Float32[Array, "..."],
     magnitude: int,
     dtype: Any,
-    rows: Rows = sums.IN_XLA,
+    rows: Rows = totals.IN_XLA,
     precision: int | None = None,
 ) -> tuple[Float32[Array, "..."], Float32[Array, "..."]]:
     """The step of each bucket such that code × step is exact in `dtype`, and its factor.
@@ -146,7 +146,7 @@ def _step_of(
     if dtype == jnp.float16:  # Its subnormal numbers are multiples of 2^-24.
         step = jnp.ceil(step * 2.0**24) * jnp.float32(2.0**-24)
     step = jnp.clip(step, _TINY, largest_step(magnitude, dtype, bits))
-    finite = sums.is_finite(scale)
+    finite = totals.is_finite(scale)
     usable = finite & (scale >= _TINY)
     low = step < LOW
     inverse = unit(low) * exact.reciprocal(step, rows.digits)
@@ -172,7 +172,7 @@ def mark_lift(factor: Float32[Array, "..."], low: Array) -> Float32[Array, "..."
 
 
 def most(
-    scale: Float32[Array, "..."], magnitude: int, rows: Rows = sums.IN_XLA, low: Any = False
+    scale: Float32[Array, "..."], magnitude: int, rows: Rows = totals.IN_XLA, low: Any = False
 ) -> Float32[Array, "..."]:
     """The factor that brings the scale to a little less than the last level, in points.
 

@@ -22,8 +22,8 @@ from jaxcomp import checks
 from jaxcomp.backend import blocking
 from jaxcomp.base.interface import Interface
 from jaxcomp.numerics import exact
-from jaxcomp.quantize import power, sums
-from jaxcomp.quantize.sums import Rows
+from jaxcomp.quantize import power, totals
+from jaxcomp.quantize.totals import Rows
 from jaxcomp.types import Array
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -39,7 +39,7 @@ class Scale(Interface, abstract=True):
     covers: bool
 
     @abc.abstractmethod
-    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
+    def __call__(self, x: Array, count: Array, rows: Rows = totals.IN_XLA) -> Float32[Array, "n 1"]:
         """The scale of each bucket."""
 
 
@@ -47,7 +47,7 @@ def _passes(scale: Callable[..., Array]) -> Callable[..., Array]:
     """Runs a scale that reads its rows several times in parts that fit a CPU's cache."""
 
     @functools.wraps(scale)
-    def call(self: Any, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Array:
+    def call(self: Any, x: Array, count: Array, rows: Rows = totals.IN_XLA) -> Array:
         if not rows.staged or rows.segments is not None:
             return scale(self, x, count, rows)
         return blocking.in_turn(lambda x, count: scale(self, x, count, rows), x, count)
@@ -61,8 +61,8 @@ class MaxAbs(Scale):
 
     covers = True
 
-    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
-        return sums.max_abs(x, rows)
+    def __call__(self, x: Array, count: Array, rows: Rows = totals.IN_XLA) -> Float32[Array, "n 1"]:
+        return totals.max_abs(x, rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +82,10 @@ class WideMax(Scale):
     def __post_init__(self):
         checks.number("times", self.times, 1.0)
 
-    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
-        top = sums.max_abs(x, rows)
+    def __call__(self, x: Array, count: Array, rows: Rows = totals.IN_XLA) -> Float32[Array, "n 1"]:
+        top = totals.max_abs(x, rows)
         wide = jnp.minimum(top * jnp.float32(self.times), _LARGEST)
-        return jnp.where(sums.is_finite(top), wide, top)
+        return jnp.where(totals.is_finite(top), wide, top)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,12 +95,14 @@ class L2(Scale):
     covers = True
 
     @_passes
-    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
-        top = sums.max_abs(x, rows)
-        ratio = sums.unit(x, top, rows)  # Squares of tiny values underflow, of large ones overflow.
+    def __call__(self, x: Array, count: Array, rows: Rows = totals.IN_XLA) -> Float32[Array, "n 1"]:
+        top = totals.max_abs(x, rows)
+        ratio = totals.unit(
+            x, top, rows
+        )  # Squares of tiny values underflow, of large ones overflow.
         # The total is rounded, and a norm below the largest element would make it saturate.
-        length = jnp.maximum(exact.sqrt(sums.total(ratio * ratio, rows), rows.digits), 1)
-        return jnp.where(sums.is_finite(top), jnp.minimum(top * length, _LARGEST), top)
+        length = jnp.maximum(exact.sqrt(totals.total(ratio * ratio, rows), rows.digits), 1)
+        return jnp.where(totals.is_finite(top), jnp.minimum(top * length, _LARGEST), top)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,10 +119,10 @@ class RootMeanSquare(Scale):
     def __post_init__(self):
         checks.positive("times", self.times)
 
-    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
+    def __call__(self, x: Array, count: Array, rows: Rows = totals.IN_XLA) -> Float32[Array, "n 1"]:
         norm = L2()(x, count, rows)
         share = jnp.float32(self.times) * exact.sqrt(_share(count, rows), rows.digits)
-        return jnp.where(sums.is_finite(norm), jnp.minimum(norm * share, _LARGEST), norm)
+        return jnp.where(totals.is_finite(norm), jnp.minimum(norm * share, _LARGEST), norm)
 
 
 def clipping(clipped: float) -> RootMeanSquare:
@@ -172,13 +174,15 @@ class PNorm(Scale):
         checks.number("p", self.p, 1.0)
 
     @_passes
-    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
-        top = sums.max_abs(x, rows)
-        ratio = jnp.abs(sums.unit(x, top, rows))
-        total = sums.total(ratio if self.p == 1 else power.power(ratio, self.p, rows.digits), rows)
+    def __call__(self, x: Array, count: Array, rows: Rows = totals.IN_XLA) -> Float32[Array, "n 1"]:
+        top = totals.max_abs(x, rows)
+        ratio = jnp.abs(totals.unit(x, top, rows))
+        total = totals.total(
+            ratio if self.p == 1 else power.power(ratio, self.p, rows.digits), rows
+        )
         total = total if self.p == 1 else power.power(total, 1 / self.p, rows.digits)
         length = jnp.maximum(total, 1)
-        return jnp.where(sums.is_finite(top), jnp.minimum(top * length, _LARGEST), top)
+        return jnp.where(totals.is_finite(top), jnp.minimum(top * length, _LARGEST), top)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,11 +200,11 @@ class MeanAbs(Scale):
         checks.positive("times", self.times)
 
     @_passes
-    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
-        top = sums.max_abs(x, rows)
-        mean = sums.total(jnp.abs(sums.unit(x, top, rows)), rows) * _share(count, rows)
+    def __call__(self, x: Array, count: Array, rows: Rows = totals.IN_XLA) -> Float32[Array, "n 1"]:
+        top = totals.max_abs(x, rows)
+        mean = totals.total(jnp.abs(totals.unit(x, top, rows)), rows) * _share(count, rows)
         mean = mean if self.times == 1 else jnp.minimum(mean * jnp.float32(self.times), 1)
-        return jnp.where(sums.is_finite(top), top * mean, top)
+        return jnp.where(totals.is_finite(top), top * mean, top)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,21 +229,23 @@ class ClippedMax(Scale):
         checks.positive("sigmas", self.sigmas)
 
     @_passes
-    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
-        top = sums.max_abs(x, rows)
-        ratio = sums.unit(x, top, rows)
+    def __call__(self, x: Array, count: Array, rows: Rows = totals.IN_XLA) -> Float32[Array, "n 1"]:
+        top = totals.max_abs(x, rows)
+        ratio = totals.unit(x, top, rows)
         share = _share(count, rows)
-        mean = sums.total(ratio, rows) * share
+        mean = totals.total(ratio, rows) * share
         # Centred first, since the difference of two means of squares would cancel; in integers,
         # since a float difference of a product may be fused with it.
-        one = jnp.float32(2**sums.FRACTION)
+        one = jnp.float32(2**totals.FRACTION)
         middle = (mean * one).astype(jnp.int32)
         off = ((ratio * one).astype(jnp.int32) - middle).astype(jnp.float32)
-        centred = jnp.where(sums.real(x, count, rows), off * jnp.float32(0.5 / 2**sums.FRACTION), 0)
-        deviation = 2 * exact.sqrt(sums.total(centred * centred, rows) * share, rows.digits)
+        centred = jnp.where(
+            totals.real(x, count, rows), off * jnp.float32(0.5 / 2**totals.FRACTION), 0
+        )
+        deviation = 2 * exact.sqrt(totals.total(centred * centred, rows) * share, rows.digits)
         clip = jnp.maximum(jnp.float32(self.sigmas) * deviation, jnp.abs(mean))
         clip = jnp.minimum(clip, 1) if self.at_most_max else clip
-        return jnp.where(sums.is_finite(top), jnp.minimum(top * clip, _LARGEST), top)
+        return jnp.where(totals.is_finite(top), jnp.minimum(top * clip, _LARGEST), top)
 
 
 def _share(count: Array, rows: Rows) -> Float32[Array, "n 1"]:

@@ -17,7 +17,7 @@ from jaxtyping import Float32
 from jaxcomp import checks
 from jaxcomp.base.interface import Interface
 from jaxcomp.numerics import exact, noise
-from jaxcomp.quantize import rounding, sums
+from jaxcomp.quantize import rounding, totals
 from jaxcomp.quantize.levels import FRACTION, Float, Levels
 from jaxcomp.types import Array
 
@@ -144,7 +144,7 @@ class PowerOfTwo(Steps):
             if self.covers:  # Also where the largest float limits it.
                 factor = jnp.minimum(factor, rounding.most(scale, levels.magnitude, low=low))
             factor = rounding.mark_lift(factor, low)
-        finite = sums.is_finite(scale)
+        finite = totals.is_finite(scale)
         usable = finite & (scale >= _TINY)
         byte = jnp.where(usable, power + 127, jnp.where(finite, 0, 255)).astype(jnp.uint8)
         step = self.received((byte,))
@@ -178,7 +178,7 @@ class TwoLevel(Steps):
         self, scale: Float32[Array, "n blocks"], levels: Levels, dtype: Any, high: Array, low: Array
     ) -> Derived:
         del high, low
-        top, most = sums.max_abs(scale), levels.magnitude * _E4M3.magnitude
+        top, most = totals.max_abs(scale), levels.magnitude * _E4M3.magnitude
         precision = levels.precision + _E4M3.precision
         unit, factor = rounding.exact_step(top, most, dtype, precision=precision)
         points = rounding.points(scale, factor * jnp.float32(1 / levels.magnitude))

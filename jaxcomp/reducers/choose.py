@@ -29,7 +29,7 @@ _NOTICED = 2**16
 """No warning below this number of bytes of compressed leaves."""
 
 
-def given(codec: "Codec | Policy | Link | Reducer") -> "Link | Reducer":
+def link_or_reducer(codec: "Codec | Policy | Link | Reducer") -> "Link | Reducer":
     """The link or reducer of a user's argument; a link leaves the choice of a reducer to the plan.
 
     A codec or policy without feedback gets `Residual()` if it is contractive, and else none.
@@ -73,7 +73,7 @@ def choose_reducer(
         >>> [type(choose_reducer(codec, like, workers=n)).__name__ for n in (2, 3, 8)]
         ['Gather', 'TwoShot', 'TwoShot']
     """
-    source = given(codec)
+    source = link_or_reducer(codec)
     return plan(source, like, sizes=sizes_of(source, workers)).given
 
 

@@ -216,7 +216,7 @@ class PowerIteration(Reducer):
         rights = list(map(low_rank.right_of, matrices, basis))
         means, own, two = mean(1, packing.pack(second, rights))
         means, own = packing.unpack(means, rights), packing.unpack(own, rights)
-        right = tuple(orthonormal.refreshed(means, state.right))
+        right = tuple(orthonormal.refresh(means, state.right))
         after = state._replace(right=right, rounds=(one, two))
         return list(zip(basis, means, strict=True)), list(zip(basis, own, strict=True)), after
 
@@ -239,7 +239,7 @@ class PowerIteration(Reducer):
         def finish(turn: Sequence[int], basis: Stacks, means: Stacks, own: Stacks, kept: _Pairs):
             basis = packing.unpack(basis, _sides(pairs, _other(turn)))
             means, own = (packing.unpack(x, _sides(pairs, turn)) for x in (means, own))
-            fresh = orthonormal.refreshed(means, _sides(kept, turn))
+            fresh = orthonormal.refresh(means, _sides(kept, turn))
             found = (
                 map(_pair, turn, means, basis),
                 map(_pair, turn, own, basis),

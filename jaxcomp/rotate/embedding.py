@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Float32, UInt32
 
 from jaxcomp.numerics import exact
-from jaxcomp.quantize import sums
+from jaxcomp.quantize import totals
 from jaxcomp.rotate import hadamard, reference
 from jaxcomp.rotate.reference import Seeds
 from jaxcomp.types import Array
@@ -134,15 +134,15 @@ def _embed(x: Float32[Array, "rows block"], seeds: Seeds, mask: Array) -> Array:
         return v, z + b, limit
 
     # A power of two that scales the largest element close to 1, and its reciprocal.
-    top = sums.max_abs(x)
+    top = totals.max_abs(x)
     power = jnp.clip(253 - (lax.bitcast_convert_type(top, jnp.int32) >> 23), 1, 252)
     down, up = (lax.bitcast_convert_type(e << 23, jnp.float32) for e in (power, 254 - power))
     v = x * down
     quarter = v * jnp.float32(0.25)
-    length = exact.sqrt(sums.total(quarter * quarter))
+    length = exact.sqrt(totals.total(quarter * quarter))
     start = v * jnp.float32(block), jnp.zeros_like(x), length * jnp.float32(4 * _LIMIT)
     _, z, _ = lax.fori_loop(0, _STEPS + 1, step, start)
     z = z * (up * jnp.float32(block**-0.5))
     # Coordinates may be larger than the elements; those of the largest floats stay finite.
     largest = jnp.finfo(jnp.float32).max
-    return jnp.where(sums.is_finite(top), jnp.clip(z, -largest, largest), z)
+    return jnp.where(totals.is_finite(top), jnp.clip(z, -largest, largest), z)

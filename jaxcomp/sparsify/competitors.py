@@ -10,7 +10,7 @@ from jaxtyping import Int32
 
 from jaxcomp.backend import xla
 from jaxcomp.numerics.segments import Segments
-from jaxcomp.quantize import sums
+from jaxcomp.quantize import totals
 from jaxcomp.sparsify import bitmap
 from jaxcomp.sparsify.bitmap import Words
 from jaxcomp.types import Array
@@ -99,7 +99,7 @@ class Row(Parts):
         return _reduce_rows(numbers, jnp.max)
 
     def largest(self, x: Array) -> PerPart:
-        return size_bits(sums.max_abs(x))
+        return size_bits(totals.max_abs(x))
 
 
 class Leaves(Parts):

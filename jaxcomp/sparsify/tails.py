@@ -19,7 +19,7 @@ from jaxcomp.backend.xla import block_fma
 from jaxcomp.lazy import Lazy
 from jaxcomp.numerics import exact
 from jaxcomp.numerics.segments import Segments
-from jaxcomp.quantize import sums
+from jaxcomp.quantize import totals
 from jaxcomp.sparsify import selection
 from jaxcomp.sparsify.logarithm import FRACTION, exp2, log2, log2_fixed
 from jaxcomp.types import Array
@@ -64,11 +64,11 @@ class Pieces(NamedTuple):
 
     def total(self, terms: Float32[Array, "n m"]) -> Float32[Array, "n leaves"]:
         """The sum of the terms of each leaf."""
-        return self._over(sums.total, terms)
+        return self._over(totals.total, terms)
 
     def largest(self, terms: Float32[Array, "n m"]) -> Float32[Array, "n leaves"]:
         """The largest term of each leaf."""
-        return self._over(sums.max_abs, terms)
+        return self._over(totals.max_abs, terms)
 
     def count(self, numbers: Int32[Array, "n m"]) -> Int32[Array, "n leaves"]:
         """The sum of integers."""
@@ -83,7 +83,7 @@ class Pieces(NamedTuple):
     def _over(self, reduce: Callable[..., Array], terms: Array) -> Array:
         if self.leaves is None:
             return reduce(terms)
-        found = reduce(terms.reshape(-1, 1), sums.IN_XLA._replace(segments=self.leaves))
+        found = reduce(terms.reshape(-1, 1), totals.IN_XLA._replace(segments=self.leaves))
         return found.reshape(terms.shape)[:, jnp.asarray(self.leaves.begins)]
 
 
@@ -97,17 +97,17 @@ def moments(
     """
     n, m, size = y.shape
     parts = jnp.maximum(y, 0).reshape(n * m, size)
-    top = sums.max_abs(parts)
-    ratio = sums.unit(parts, top)
+    top = totals.max_abs(parts)
+    ratio = totals.unit(parts, top)
     unit = pieces.largest(top.reshape(n, m))
     found = selection.count((y > 0).reshape(n * m, size)).reshape(n, m)
     share = exact.reciprocal(jnp.maximum(pieces.count(found).astype(jnp.float32), 1))
-    # One piece a row, as `sums.unit` divides each row by its own number.
+    # One piece a row, as `totals.unit` divides each row by its own number.
     tops = jnp.broadcast_to(pieces.spread(unit), (n, m)).reshape(-1, 1)
-    weight = sums.unit(top, tops).reshape(n, m)
+    weight = totals.unit(top, tops).reshape(n, m)
 
     def mean(ratio: Array, weight: Array) -> Array:
-        each = sums.total(ratio).reshape(n, m) * jnp.float32(1 / size)
+        each = totals.total(ratio).reshape(n, m) * jnp.float32(1 / size)
         return pieces.total(each * weight) * (share * jnp.float32(size))
 
     return Moments(
@@ -127,7 +127,7 @@ def _mean_log(y: Array, unit: Array, pieces: Pieces, share: Array) -> Float32[Ar
     below = jnp.where(y > 0, jnp.maximum(below, 0), 0)
     room = jnp.float32(2.0**-20)  # Terms below 1: logarithms span 254, in 2^-12.
     terms = (below.astype(jnp.float32) * room).reshape(n * m, size)
-    each = sums.total(terms).reshape(n, m) * jnp.float32(1 / size)
+    each = totals.total(terms).reshape(n, m) * jnp.float32(1 / size)
     total = pieces.total(each) * (share * jnp.float32(size))
     return -total * jnp.float32(2.0**20 / 2**FRACTION * _LN2)
 

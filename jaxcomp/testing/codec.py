@@ -10,7 +10,7 @@ import numpy as np
 from jaxcomp.base import Codec, decode_sum
 from jaxcomp.base.codec import HOOKS
 from jaxcomp.layout import batches as batches_, trees
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import addition, noise
 from jaxcomp.reducers import choose
 from jaxcomp.testing import bias, facts, programs, rows
 from jaxcomp.testing.programs import SEED
@@ -300,7 +300,7 @@ def _sums(
     weights: Array | None,
 ) -> tuple[bool, bool]:
     """Whether this `decode_sum` is the sum of this `decode`, and whether it is up to rounding."""
-    like = summing.accumulator(batch_like)
+    like = addition.accumulator(batch_like)
     got = decode_sum(codec, everyone, stacked, batch_like, weights)
     want = jnp.zeros(like.shape, like.dtype)
     for i, (key, part) in enumerate(zip(keys, parts, strict=True)):

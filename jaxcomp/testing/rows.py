@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxcomp.base import Codec
 from jaxcomp.layout import batches as batches_, trees
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import addition, noise
 from jaxcomp.testing.programs import SEED
 from jaxcomp.types import Array, PyTree
 
@@ -55,7 +55,7 @@ def assert_handles_largest(codec: Codec, dtypes: tuple[str, ...] = ("float16", "
         AssertionError: with the dtype and the input.
     """
     for dtype in dtypes:
-        largest = float(summing.limit(dtype))
+        largest = float(addition.limit(dtype))
         for batch, x, count in _batches(codec, dtype):
             real = np.arange(x.shape[1]) < count[:, None]
             inputs = {

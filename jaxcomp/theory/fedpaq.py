@@ -273,8 +273,8 @@ def plan_fedpaq(
     if steps is not None:
         checks.integer("steps", steps, 1)
     call = "jaxcomp.planning.Smooth(size=1000, gap=2.0, smoothness=1.0, noise=3.0)"
-    checks.made("loss", loss, Smooth, call)
-    checks.made("clients", clients, Clients, _CLIENTS)
+    checks.instance("loss", loss, Smooth, call)
+    checks.instance("clients", clients, Clients, _CLIENTS)
     tried = range(1, clients.number + 1) if participants is None else participants
     for name, value in (("participants", tried), ("levels", levels)):
         if not isinstance(value, Sequence) or isinstance(value, str):
@@ -331,7 +331,7 @@ _CLIENTS = "jaxcomp.planning.Clients(number=50, shift=1e-4, tail=1e-4, bandwidth
 
 
 def _message(clients: Clients, size: int, levels: float | None, participants: int) -> _Message:
-    checks.made("clients", clients, Clients, _CLIENTS)
+    checks.instance("clients", clients, Clients, _CLIENTS)
     return _Message(size, levels, clients.number, participants)
 
 

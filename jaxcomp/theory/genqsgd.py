@@ -74,10 +74,10 @@ def plan_genqsgd(
     """
     checks.positive("error", error)
     checks.positive("seconds", seconds)
-    checks.made("loss", loss, Loss, "jaxcomp.planning.Loss(size, gap=..., ...)")
+    checks.instance("loss", loss, Loss, "jaxcomp.planning.Loss(size, gap=..., ...)")
     checks.sequence("classes", classes)
     for name, machine in [("classes", each) for each in classes] + [("server", server)]:
-        checks.made(name, machine, Machine, "jaxcomp.planning.Machine(number, cycles=..., ...)")
+        checks.instance(name, machine, Machine, "jaxcomp.planning.Machine(number, cycles=..., ...)")
     for name, value in (("steps", steps), ("batch", batch)):
         if value is not None:
             checks.integer(name, value, 1)

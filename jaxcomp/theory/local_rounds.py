@@ -187,7 +187,7 @@ def rounds(
         alone. Published runs lose little up to a few hundred steps per round, more
         with fewer bits, and with a delay that is a large part of the round; that is to be tried.
     """
-    checks.made("plan", plan, Comparison, "plan of jaxcomp.plan(..., compute=0.1)")
+    checks.instance("plan", plan, Comparison, "plan of jaxcomp.plan(..., compute=0.1)")
     checks.positive("compute", plan.compute)
     checks.positive("stall", stall)
     checks.integer("longest", longest, 1)

@@ -11,7 +11,7 @@ from jaxcomp.backend import conditional, xla
 from jaxcomp.exchange import guarding
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import own_gradients, places
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.transforms import weights
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -71,7 +71,7 @@ def accumulate(
     inner = optax.with_extra_args_support(tx)
 
     def init_fn(params: PyTree) -> Any:
-        sums = (jax.tree.map(summing.zeros, params), jnp.zeros(()), jnp.zeros(()))
+        sums = (jax.tree.map(addition.zeros, params), jnp.zeros(()), jnp.zeros(()))
         return _state(axis_name, jnp.zeros((), jnp.int32), *sums, inner.init(params))
 
     def update_fn(
@@ -94,9 +94,9 @@ def accumulate(
 
         def talk(total: PyTree, state: Any, params: PyTree | None) -> tuple[PyTree, Any, PyTree]:
             mean, given = _mean(every, total, excess, spoilt, weighs=times is not None)
-            mean = jax.tree.map(lambda m, g: summing.saturated(m, g.dtype), mean, updates)
+            mean = jax.tree.map(lambda m, g: addition.saturate(m, g.dtype), mean, updates)
             made, after = inner.update(mean, state, params, **extra, **given)
-            after = guarding.retyped(after, state)
+            after = guarding.cast_like(after, state)
             return made, after, jax.tree.map(jnp.zeros_like, total)
 
         def silent(total: PyTree, state: Any, params: PyTree | None) -> tuple[PyTree, Any, PyTree]:
@@ -129,7 +129,7 @@ def _added(
     """The sums with another gradient, of this weight."""
 
     def one(t: Array, g: Array) -> Array:
-        g = summing.weighted(g.astype(t.dtype), times)
+        g = addition.weigh(g.astype(t.dtype), times)
         return t + (g if times is None else xla.block_fma(g))
 
     return jax.tree.map(one, total, updates), excess if times is None else excess + (times - 1)

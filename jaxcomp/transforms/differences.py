@@ -15,7 +15,7 @@ from jaxcomp.exchange import guarding
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.misuse import own_gradients
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import addition, noise
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import Array, AxisName, PyTree
@@ -90,7 +90,7 @@ def compressed_differences(
             step=jnp.zeros((), jnp.uint32),
             gate=restart.init(params),
             point=jax.tree.map(jnp.array, params),
-            estimate=jax.tree.map(summing.zeros, params),
+            estimate=jax.tree.map(addition.zeros, params),
             full=whole.init(params),
             change=change.init(params),
         )
@@ -115,7 +115,7 @@ def compressed_differences(
         new = DifferencesState(
             state.gate_key, state.step + 1, opened.state, params, estimate, first, second
         )
-        made = jax.tree.map(lambda y, g: summing.saturated(y, g.dtype), estimate, updates)
+        made = jax.tree.map(lambda y, g: addition.saturate(y, g.dtype), estimate, updates)
         return made, guarding.where_finite(guarding.all_finite(estimate), new, state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -145,7 +145,7 @@ def _restarted(
 ) -> tuple[PyTree, Any, Any]:
     """The mean of full gradients, and the states of both means after it."""
     estimate, after = whole.update(grads, state.full, **extra)
-    return guarding.retyped(estimate, state.estimate), after, state.change
+    return guarding.cast_like(estimate, state.estimate), after, state.change
 
 
 def _continued(
@@ -161,4 +161,4 @@ def _continued(
     moved = jax.tree.map(jnp.subtract, grads, before)
     mean, after = change.update(moved, state.change, **extra)
     estimate = jax.tree.map(jnp.add, state.estimate, mean)
-    return guarding.retyped(estimate, state.estimate), state.full, after
+    return guarding.cast_like(estimate, state.estimate), state.full, after

@@ -109,7 +109,7 @@ def split(fragments: Fragments, params: PyTree, tree: PyTree) -> tuple[PyTree, .
     )
 
 
-def merged(parts: tuple[PyTree, ...]) -> PyTree:
+def merge(parts: tuple[PyTree, ...]) -> PyTree:
     """The tree of which these are the fragments."""
     if len(parts) == 1:
         return parts[0]

@@ -39,7 +39,7 @@ def freeze(
     def labels(tree: PyTree) -> PyTree:
         # A module with a mask's leaves may be callable, and is no function of parameters.
         mask = frozen(tree) if callable(frozen) and tree_util.all_leaves([frozen]) else frozen
-        mask = masked.seen(mask, tree)
+        mask = masked.visible_part(mask, tree)
         return jax.tree.map(lambda stays: "frozen" if stays else "trained", mask)
 
     # Optax makes zeros with the gradients' type, which varies over the workers.

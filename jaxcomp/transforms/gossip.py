@@ -244,14 +244,14 @@ def _consensus(params: PyTree, state: PyTree) -> PyTree:
             params = view_.in_parts(_consensus, params, node)
         if not isinstance(node, GossipState):
             continue
-        if axes.varying(node.skipped.tree):
+        if axes.varying_axes(node.skipped.tree):
             raise ValueError(
                 "`state` must be that of all workers, outside of the mapped function, got one "
                 "worker's; inside of it, jaxcomp.view(params, state) is this worker's model"
             )
         means = jax.tree.map(lambda by: jnp.mean(by, axis=0), node.offset.tree)
-        own = worker_round.here(masked.seen(params, means), means)
-        params = view_.completed(own, params)
+        own = worker_round.here(masked.visible_part(params, means), means)
+        params = view_.complete(own, params)
     return params
 
 
@@ -319,7 +319,7 @@ def _init(setup: Setup, seed: Any, params: PyTree) -> GossipState:
         inner=PerWorker.wrap(setup.inner.init(params), "local", axis_name),
         skipped=PerWorker.wrap(jnp.zeros_like(zero), "local", axis_name),
         offset=PerWorker.wrap(offset, "offset", axis_name),
-        memory=rounds_.begun(setup, params),
+        memory=rounds_.begin(setup, params),
         slow=slow,
         tracked=tracked,
     )
@@ -338,7 +338,7 @@ def _step(
     moved, inner, taken = worker_round.step(
         setup.inner, estimate, own.inner, here, own.offset, guard=setup.guard, extra=extra
     )
-    models = Models(moved, rounds_.memory_of(setup, state.memory), own.slow, tracked)
+    models = Models(moved, rounds_.own_memory(setup, state.memory), own.slow, tracked)
     models, mixed = _exchange(setup, models, state, params)
 
     def wrap(tree: PyTree, kind: str) -> PerWorker:
@@ -354,7 +354,7 @@ def _step(
         inner=wrap(inner, "local"),
         skipped=wrap(own.skipped + jnp.where(taken, spoilt, 1), "local"),
         offset=wrap(models.offset, "offset"),
-        memory=rounds_.kept(setup, models.memory),
+        memory=rounds_.store_memory(setup, models.memory),
         slow=slow,
         tracked=wrap(models.tracked, "local") if setup.tracking else (),
     )
@@ -380,7 +380,7 @@ def _exchange(
     """The models after this step's exchange, if one is due, and the number of rounds so far."""
 
     def talk(models: Models, mixed: Array, params: PyTree) -> tuple[Models, Array]:
-        return rounds_.exchanged(setup, models, params, state.gossip_key, state.taken, mixed)
+        return rounds_.exchange(setup, models, params, state.gossip_key, state.taken, mixed)
 
     if setup.every == 1:
         return talk(models, state.mixed, params)

@@ -89,7 +89,7 @@ class Models(NamedTuple):
     tracked: Any
 
 
-def begun(setup: Setup, params: PyTree) -> Any:
+def begin(setup: Setup, params: PyTree) -> Any:
     """The memory before the first round."""
 
     def fresh(params: PyTree) -> Round:
@@ -98,19 +98,21 @@ def begun(setup: Setup, params: PyTree) -> Any:
         return Round((), choose.memory(setup.reducer, like, setup.axis_name))
 
     if setup.param_specs is None:
-        return kept(setup, fresh(params).memory)
-    return kept(setup, sharded.init(fresh, params, setup.param_specs, setup.axis_name).memory)
+        return store_memory(setup, fresh(params).memory)
+    return store_memory(
+        setup, sharded.init(fresh, params, setup.param_specs, setup.axis_name).memory
+    )
 
 
-def kept(setup: Setup, memory: Any) -> Any:
+def store_memory(setup: Setup, memory: Any) -> Any:
     """The memory as a state stores it: mirrors are sums with the weights of one graph."""
     if not setup.reducer.uplink.feedback.facts.mirrors:
         return memory
     return on_graph.OnGraph(memory, setup.reducer.graph)
 
 
-def memory_of(setup: Setup, memory: Any) -> Any:
-    """The inverse of `kept`.
+def own_memory(setup: Setup, memory: Any) -> Any:
+    """The inverse of `store_memory`.
 
     Raises:
         ValueError: for memory over another graph.
@@ -120,7 +122,7 @@ def memory_of(setup: Setup, memory: Any) -> Any:
     return on_graph.own(memory, setup.reducer.graph)
 
 
-def exchanged(
+def exchange(
     setup: Setup, models: Models, params: PyTree, key: Array, taken: Array, mixed: Array
 ) -> tuple[Models, Array]:
     """The models after all rounds of an exchange, and the number of rounds so far."""

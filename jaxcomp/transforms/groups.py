@@ -104,7 +104,9 @@ def energies(batches: Sequence[Batch], stacks: Stacks, unit: Array) -> dict[int,
     return found
 
 
-def clipped(batches: Sequence[Any], message: Stacks, key: Array, worker: Array) -> dict[int, Array]:
+def count_clipped(
+    batches: Sequence[Any], message: Stacks, key: Array, worker: Array
+) -> dict[int, Array]:
     """The clipped elements of each leaf whose codec clips, and all of its elements, as `[2]`.
 
     Batches that are slices of others, as between the levels of a hierarchy, count as leaf -1.

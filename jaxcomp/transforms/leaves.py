@@ -61,7 +61,7 @@ def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree],
         >>> dense_leaves(jaxcomp.sign())(like)
         {'bias': True, 'kernel': False}
     """
-    source = choose.given(codec)
+    source = choose.link_or_reducer(codec)
 
     def mask(tree: PyTree) -> PyTree:
         layout = choose.plan(source, tree, sizes=(1,)).layout

@@ -30,7 +30,7 @@ _SKETCH = 0x736B6574
 """Folded into the key of the signs with which the variance of the models is measured."""
 
 
-def exchanged(
+def exchange_due(
     setup: Setup,
     state: LocalUpdatesState,
     params: PyTree,
@@ -54,7 +54,7 @@ def exchanged(
                 conditional.uniform(state.waited == step, axis_name) for step in times[number]
             )
         talk = functools.partial(_talk, setup, averages[number], weight, state.taken)
-        update, after, variance = _moved(setup, talk, fragment, part, taken, moves)
+        update, after, variance = _exchange_fragment(setup, talk, fragment, part, taken, moves)
         updates.append(update)
         found.append(after)
     # A variance that is not finite says nothing about the period.
@@ -65,12 +65,12 @@ def exchanged(
         period=guarding.where_finite(known, period, state.period),
         fragments=tuple(found),
     )
-    return fragments_.merged(tuple(updates)), state._replace(
+    return fragments_.merge(tuple(updates)), state._replace(
         left=steps_.left(setup, len(parts), state)
     )
 
 
-def _moved(
+def _exchange_fragment(
     setup: Setup,
     talk: Callable[..., Any],
     fragment: FragmentState,
@@ -89,18 +89,18 @@ def _moved(
         moves: whether its mean moves the centre.
     """
     nothing, none = jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.float32)
-
-    def both(fragment: FragmentState, params: PyTree) -> tuple[PyTree, FragmentState, Array]:
-        made, fragment, variance = talk(fragment, params)
-        return *applied(setup, fragment, made, params), variance
-
     if not setup.delay:
+
+        def both(at: FragmentState, params: PyTree) -> tuple[PyTree, FragmentState, Array]:
+            made, at, variance = talk(at, params)
+            return *move_center(setup, at, made, params), variance
+
         return _when(moves, both, lambda at, _: (nothing, at, none), fragment, params)
     held, fragment = fragment.pending, fragment._replace(pending=())
     made, fragment, variance = _when(taken, talk, lambda at, _: (held, at, none), fragment, params)
     update, fragment = _when(
         moves,
-        lambda at, params: applied(setup, at, made, params),
+        lambda at, params: move_center(setup, at, made, params),
         lambda at, _: (nothing, at),
         fragment,
         params,
@@ -118,7 +118,7 @@ def _talk(
 ) -> tuple[PyTree, FragmentState, Array]:
     """The mean of a fragment's pseudo-gradients, its state, and the variance of the models."""
     delta, share, fragment = message(setup, fragment, params, weight)
-    made, memory = averaged(setup, mean, delta, fragment.mean, params, share)
+    made, memory = average(setup, mean, delta, fragment.mean, params, share)
     variance = jnp.zeros((), jnp.float32)
     if setup.period.measures:
         key = noise.fold(jnp.asarray(setup.seed), taken, _SKETCH)
@@ -148,12 +148,13 @@ def message(
         delta,
         None if weight is None else jnp.where(sound, weight, 0),
         fragment._replace(
-            offset=PerWorker.wrap(offset, "offset", setup.axis_name), lost=_lost(fragment, sound)
+            offset=PerWorker.wrap(offset, "offset", setup.axis_name),
+            lost=_count_lost(fragment, sound),
         ),
     )
 
 
-def averaged(
+def average(
     setup: Setup, mean: Any, delta: PyTree, memory: Any, params: PyTree, weight: Array | None = None
 ) -> tuple[PyTree, Any]:
     """The mean of the pseudo-gradients, and the memory of its links.
@@ -177,7 +178,7 @@ def averaged(
     return made, jax.tree.map(pick, after, fresh, is_leaf=is_memory)
 
 
-def applied(
+def move_center(
     setup: Setup, fragment: FragmentState, mean: PyTree, params: PyTree
 ) -> tuple[PyTree, FragmentState]:
     """The centre's update by the outer optimizer, and where the workers go on from.
@@ -192,7 +193,7 @@ def applied(
         still = jax.tree.map(jnp.zeros_like, update)
         before = (jax.tree.map(jnp.zeros_like, by), still, fragment.outer, fragment.rest)
         by, update, outer, rest = guarding.where_finite(sound, (by, update, outer, rest), before)
-        fragment = fragment._replace(lost=_lost(fragment, sound))
+        fragment = fragment._replace(lost=_count_lost(fragment, sound))
     own = fragment.offset.own()
     if setup.mix != 1:  # Else it is from the anchor, which does not move.
         own = xla.compile_separately(functools.partial(worker_round.resume, setup.mix))(own, by)
@@ -226,10 +227,10 @@ def together(
     step, shared = setup.inner.update(averaged, state.shared, params, **extra)
     parts, steps = (fragments_.split(setup.fragments, params, tree) for tree in (params, step))
     found = [
-        remainder.moved(part, fragment.rest, remainder.wide(part, fragment.rest, by))
+        remainder.split_step(part, fragment.rest, remainder.wide(part, fragment.rest, by))
         for fragment, part, by in zip(state.fragments, parts, steps, strict=True)
     ]
-    update, rests = fragments_.merged(tuple(by for by, _ in found)), [rest for _, rest in found]
+    update, rests = fragments_.merge(tuple(by for by, _ in found)), [rest for _, rest in found]
     if guard:
         sound = _is_sound(averaged, update, params, shared, state.shared)
         still = jax.tree.map(jnp.zeros_like, update)
@@ -256,7 +257,7 @@ def _outer_step(
     whole = remainder.exact(params, rest)
     step, outer = setup.outer.update(remainder.wide(params, rest, mean), outer, whole)
     step = jax.tree.map(lambda u, p: u.astype(p.dtype), step, whole)
-    update, rest = remainder.moved(params, rest, step)
+    update, rest = remainder.split_step(params, rest, step)
     return step, update, outer, rest
 
 
@@ -267,7 +268,7 @@ def _is_sound(mean: PyTree, update: PyTree, params: PyTree, after: Any, before: 
     return finite & guarding.none_lost(after, before)
 
 
-def _lost(fragment: FragmentState, sound: Array) -> PerWorker:
+def _count_lost(fragment: FragmentState, sound: Array) -> PerWorker:
     counted = fragment.lost.own() + jnp.where(sound, 0, 1)
     return PerWorker.wrap(counted, "local")
 

@@ -214,8 +214,8 @@ def alone(
     axis_name = setup.axis_name
     parts = fragments_.split(setup.fragments, params, params)
     pairs = list(zip(state.fragments, parts, strict=True))
-    own = fragments_.merged(tuple(fragment.here(part) for fragment, part in pairs))
-    offset = fragments_.merged(tuple(fragment.offset.own() for fragment in state.fragments))
+    own = fragments_.merge(tuple(fragment.here(part) for fragment, part in pairs))
+    offset = fragments_.merge(tuple(fragment.offset.own() for fragment in state.fragments))
     before = state.inner.own()
     if not setup.keep_inner:
         fresh = _anew(setup.inner.init(own), state.taken)

@@ -222,15 +222,17 @@ def _update(
         places.check_view(updates, params, [each.offset for each in state.fragments])
 
     extra = dict(extra)
-    weight = _weight(setup, extra.pop("weight", None))
-    due = None
+    weight, due = extra.pop("weight", None), None
+    if weight is not None:
+        _check_weighs(setup)
+        weight = weights.number(weight)
     if exchange is False:
         due = state.left <= 0
         _check_due(setup, len(state.fragments), due)
 
     def alone(updates: PyTree, state: Any, params: PyTree) -> tuple[PyTree, Any]:
         state = steps_.alone(setup, updates, state, params, extra, due)
-        return exchange_.exchanged(setup, state, params, exchange, weight)
+        return exchange_.exchange_due(setup, state, params, exchange, weight)
 
     if not setup.synchronous or exchange is False:
         return alone(updates, state, params)
@@ -242,10 +244,8 @@ def _update(
     return conditional.either(early, together, alone, updates, state, params)
 
 
-def _weight(setup: Setup, weight: Any) -> Array | None:
-    """This worker's weight, or None."""
-    if weight is None:
-        return None
+def _check_weighs(setup: Setup) -> None:
+    """Raises a `ValueError` for a mean that takes no weight."""
     mean = setup.mean
     takes = isinstance(mean, optax.GradientTransformation)
     if takes and "weight" not in inspect.signature(mean.update).parameters:
@@ -253,7 +253,6 @@ def _weight(setup: Setup, weight: Any) -> Array | None:
             "`weight` must be None with a `reducer` that is a transformation without weights; use "
             "jaxcomp.directional_mean(codec, axis_name), or give the codec or reducer itself"
         )
-    return weights.number(weight)
 
 
 def _check_due(setup: Setup, number: int, due: Array) -> None:
@@ -311,7 +310,7 @@ def _mean(
                 "jaxcomp.compressed_mean(codec, axis_name, gate=...)"
             )
         return optax.with_extra_args_support(reducer)
-    source = choose.given(reducer)
+    source = choose.link_or_reducer(reducer)
     if gate is not None:
         checks.part("gate", gate, Gate)
         gate.check(choose.feedback(source))  # Which may warn of what closed rounds lose.

@@ -173,7 +173,7 @@ def compressed_mean(
         ...     optax.adamw(3e-4),
         ... )
     """
-    source = choose.given(codec)
+    source = choose.link_or_reducer(codec)
     if gate is not None:
         checks.part("gate", gate, Gate)
         gate.check(choose.feedback(source))  # Which may warn of what closed rounds lose.
@@ -242,7 +242,7 @@ def transformation(
             places.check_shapes(updates, params, "parameters")
         updates = own_gradients.check(updates, setup.axis_name)
         if weight is not None:
-            updates = weights.weighted(setup.source, updates, weight, axis_name)
+            updates = weights.weigh(setup.source, updates, weight, axis_name)
         if lanes:  # A device averages the gradients of its lanes first.
             updates = jax.lax.pmean(updates, lanes)
             state, params = axes.first((state, params), lanes)

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from jaxcomp.gates.periods import Constant
 from jaxcomp.mesh import placement
-from jaxcomp.mesh.beside import beside, moved
+from jaxcomp.mesh.beside import beside, move_arrays
 from jaxcomp.mesh.data_parallel import data_parallel
 from jaxcomp.mesh.gradients import local
 from jaxcomp.mesh.per_worker import PerWorker
@@ -242,7 +242,7 @@ class Overlapped:
         ):
             if isinstance(pending, Future):
                 pending, memory, _ = pending.result()
-            memory = moved(memory, self._mesh)
+            memory = move_arrays(memory, self._mesh)
             fragments.append(at._replace(mean=memory, pending=pending))
         return state.steps._replace(fragments=tuple(fragments))
 
@@ -278,7 +278,7 @@ class Overlapped:
         return params, InFlight(
             steps=state._replace(fragments=tuple(steps)),
             waited=int(state.waited),
-            memory=tuple(moved(at.mean, self._through) for at in state.fragments),
+            memory=tuple(move_arrays(at.mean, self._through) for at in state.fragments),
             pending=tuple(at.pending for at in state.fragments),
         )
 
@@ -295,9 +295,9 @@ class Overlapped:
         """An exchange, in the thread: it begins when the pseudo-gradient is there."""
         jax.block_until_ready(delta)
         start = time.perf_counter()
-        delta, part = moved((delta, part), self._through)
+        delta, part = move_arrays((delta, part), self._through)
         mean, memory = self._talks[fragment](delta, memory, part, ())
-        mean = jax.block_until_ready(moved(mean, self._mesh))
+        mean = jax.block_until_ready(move_arrays(mean, self._mesh))
         return Exchange(mean, memory, time.perf_counter() - start)
 
     def _moved(self, fragment: int, params: PyTree, state: InFlight) -> tuple[PyTree, InFlight]:
@@ -317,7 +317,7 @@ class Overlapped:
         parts = list(fragments_.split(self._setup.fragments, params, params))
         parts[fragment] = part
         steps = state.steps._replace(fragments=_put(state.steps.fragments, fragment, own))
-        return fragments_.merged(tuple(parts)), state._replace(
+        return fragments_.merge(tuple(parts)), state._replace(
             steps=steps,
             memory=_put(state.memory, fragment, memory),
             pending=_put(state.pending, fragment, pending),
@@ -356,7 +356,7 @@ class Overlapped:
         """The exchange of a fragment: the only program with collectives."""
 
         def talk(delta: PerWorker, memory: Any, part: PyTree, _: Any) -> tuple[PyTree, Any]:
-            return exchange_.averaged(self._setup, mean, delta.own(), memory, part)
+            return exchange_.average(self._setup, mean, delta.own(), memory, part)
 
         return data_parallel(talk, self._through, self._axis_name, donate_argnums=(0, 1))
 
@@ -365,7 +365,7 @@ class Overlapped:
         """The step of the outer optimizer."""
 
         def move(part: PyTree, at: FragmentState, mean: PyTree, _: Any) -> tuple[PyTree, Any]:
-            update, at = exchange_.applied(self._setup, at, mean, part)
+            update, at = exchange_.move_center(self._setup, at, mean, part)
             return optax.apply_updates(part, update), at
 
         return data_parallel(move, self._mesh, self._axis_name, donate_argnums=1)

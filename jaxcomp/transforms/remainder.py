@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, PyTree
 
 
@@ -21,7 +21,7 @@ def nothing(params: PyTree) -> PyTree:
 
     def one(p: Any) -> Array | None:
         dtype = jnp.result_type(p)  # A leaf may be a Python number.
-        return jnp.zeros(jnp.shape(p), summing.wide(dtype)) if _narrow(dtype) else None
+        return jnp.zeros(jnp.shape(p), addition.wide(dtype)) if _narrow(dtype) else None
 
     return jax.tree.map(one, params)
 
@@ -36,7 +36,7 @@ def wide(params: PyTree, rest: PyTree, tree: PyTree) -> PyTree:
     return _over(lambda r, p, x: x if r is None else x.astype(r.dtype), rest, params, tree)
 
 
-def moved(params: PyTree, rest: PyTree, step: PyTree) -> tuple[PyTree, PyTree]:
+def split_step(params: PyTree, rest: PyTree, step: PyTree) -> tuple[PyTree, PyTree]:
     """The update that moves `params` by `step`, and the remainder after it.
 
     Args:

@@ -219,7 +219,7 @@ def check_specs(param_specs: PyTree, axis_name: AxisName) -> None:
                 "`param_specs` must be a tree of jax.sharding.PartitionSpec, with None for "
                 f"replicated leaves, got {leaf!r} in it"
             )
-        for name in specs_.named(specs_.spec(leaf)):
+        for name in specs_.named_axes(specs_.spec(leaf)):
             if name in axes.names(axis_name):
                 raise ValueError(
                     f"`param_specs` must leave out the axis of the workers, {axis_name!r}, over "
@@ -306,7 +306,7 @@ def _gathered(means: list[Array], cuts: list[Cut]) -> list[Array]:
         if cut.missing:
             groups.setdefault((cut.missing, means[number].dtype), []).append(number)
     for (missing, _), numbers in groups.items():
-        flat = xla.joined([means[number] for number in numbers])
+        flat = xla.join([means[number] for number in numbers])
         everyone, begin = axes.gather(flat, missing), 0
         for number in numbers:
             own = means[number]
@@ -340,7 +340,7 @@ def _cuts(tree: PyTree, param_specs: PyTree, axis_name: AxisName, shards: Shards
 
 def _cut(path: str, shape: tuple[int, ...], home: PartitionSpec, shards: Shards) -> Cut:
     """A leaf over all shards: by the first dimension that divides, or else by the longest."""
-    for name in specs_.named(home):
+    for name in specs_.named_axes(home):
         if name not in shards.names:
             raise ValueError(
                 f"`param_specs` must name automatic axes of the surrounding mesh, which are "
@@ -357,7 +357,7 @@ def _cut(path: str, shape: tuple[int, ...], home: PartitionSpec, shards: Shards)
     more = max(len(shape), 1) - len(entries)
     entries, parts = entries + [()] * more, parts + [1] * more
     inside = [n // k for n, k in zip(shape or (1,), parts, strict=True)]
-    missing = tuple(name for name in shards.wide if name not in specs_.named(home))
+    missing = tuple(name for name in shards.wide if name not in specs_.named_axes(home))
     among = shards.size(missing)
     if among == 1 or 0 in shape:
         return Cut(shape, _joined(entries[: len(home)]), home, tuple(inside[: len(shape)]))

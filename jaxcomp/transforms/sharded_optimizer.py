@@ -149,7 +149,7 @@ def sharded_optimizer(
 
 def _both_ways(up: Any, down: Any) -> tuple[TwoShot, bool]:
     """The reducer, and whether the way down has a residual."""
-    uplink = choose.given(up)
+    uplink = choose.link_or_reducer(up)
     if not isinstance(uplink, Link):
         raise ValueError(
             f"`up` must be a codec, a Policy or a Link, since the optimizer is between two ways, "

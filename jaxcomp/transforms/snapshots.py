@@ -10,7 +10,7 @@ import optax
 from jaxcomp.backend import conditional
 from jaxcomp.base import Period
 from jaxcomp.gates.periods import period as as_period
-from jaxcomp.numerics import counting, summing
+from jaxcomp.numerics import addition, counting
 from jaxcomp.transforms.differences import check_two_points
 from jaxcomp.types import Array, PyTree
 
@@ -79,7 +79,7 @@ def variance_reduced(
         )
 
     def init_fn(params: PyTree) -> Any:
-        zero, nothing = jnp.zeros((), jnp.int32), jax.tree.map(summing.zeros, params)
+        zero, nothing = jnp.zeros((), jnp.int32), jax.tree.map(addition.zeros, params)
         copy = jax.tree.map(jnp.array, params)
         return SnapshotState(
             zero,

@@ -105,7 +105,7 @@ def measure(
     energies = [norms.energy(tree, unit).astype(jnp.float32) for tree in measured]
     worker = lax.axis_index(plan.axis)
     own_key = fast_axis.fold_key(plan, key)
-    clipped = groups_.clipped(plan.batches, result.message, own_key, worker)
+    clipped = groups_.count_clipped(plan.batches, result.message, own_key, worker)
     both = sum(clipped.values(), jnp.zeros(2, jnp.float32))
     part = result.participation
     energies = _mean(jnp.stack([*energies, *both]), part, everywhere)

@@ -21,7 +21,7 @@ from jaxcomp.layout import masked, policy as policy_, trees
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.misuse import places
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import addition, noise
 from jaxcomp.reducers import choose
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import Array, AxisName, PyTree
@@ -63,7 +63,7 @@ def _view(params: PyTree, state: PyTree) -> PyTree:
         if not kinds.DISPLACED.has(node):
             continue
         offset = node.offset.own() if per_worker.is_per_worker(node.offset) else node.offset
-        part = masked.seen(params, offset)
+        part = masked.visible_part(params, offset)
         if hasattr(node, "here"):
             own = node.here(part)
         else:
@@ -72,7 +72,7 @@ def _view(params: PyTree, state: PyTree) -> PyTree:
                 part,
                 offset,
             )
-        params = completed(own, params)
+        params = complete(own, params)
     return params
 
 
@@ -111,7 +111,7 @@ def in_parts(function: Callable[[PyTree, PyTree], PyTree], params: PyTree, state
     return optax.contrib.split_real_and_imaginary(inner).update(params, state, params)[0]
 
 
-def completed(part: PyTree, params: PyTree) -> PyTree:
+def complete(part: PyTree, params: PyTree) -> PyTree:
     """A tree of some leaves, with the others from `params`."""
     return jax.tree.map(
         lambda x, p: p if masked.absent(x) else x, part, params, is_leaf=masked.absent
@@ -179,12 +179,12 @@ def preserved_center(
         return per_worker.PerWorker.wrap(tree, "offset", axis_name) if own else tree
 
     def init_fn(params: PyTree) -> Any:
-        wide = jax.tree.map(lambda p: jnp.array(p, summing.wide(jnp.result_type(p))), params)
+        wide = jax.tree.map(lambda p: jnp.array(p, addition.wide(jnp.result_type(p))), params)
         return PreservedState(
             key=jnp.array(seed),
             step=jnp.zeros((), jnp.uint32),
             known=kept(wide),
-            offset=kept(jax.tree.map(summing.zeros, params)),
+            offset=kept(jax.tree.map(addition.zeros, params)),
         )
 
     def update_fn(
@@ -200,7 +200,7 @@ def preserved_center(
         places.check_view(updates, params, state.offset)
         held = per_worker.unwrap(state)
         center = jax.tree.map(lambda w, u: w + u.astype(jnp.result_type(w)), params, updates)
-        message = jax.tree.map(lambda x, h: summing.saturated(x - h, x.dtype), center, held.known)
+        message = jax.tree.map(lambda x, h: addition.saturate(x - h, x.dtype), center, held.known)
         turn = noise.fold(state.key, state.step, _DOWN)
         worker = jax.lax.axis_index(axis_name) if own else 0
         sent = trees.roundtrip(codec, turn, message, worker=worker)
@@ -224,7 +224,7 @@ def _moved(held: Array, sent: Array, step: float) -> Array:
     """`held + step · sent`, rounded in the same way in every program: no fused multiply-add."""
     if step == 1:
         return held + sent
-    wide = summing.wide(held.dtype)
+    wide = addition.wide(held.dtype)
     change = xla.block_fma(sent.astype(wide) * jnp.asarray(step, wide))
     return (held.astype(wide) + change).astype(held.dtype)
 
@@ -265,7 +265,7 @@ def displaced_mean(
     """
     checks.number("learning_rate", learning_rate, 0.0)
     given = Link(codec, Residual()) if isinstance(codec, Codec | Policy) else codec
-    source = choose.given(given)
+    source = choose.link_or_reducer(given)
     uplink = choose.uplink(source)
     if uplink is None or not uplink.feedback.facts.keeps_unsent:
         raise ValueError(
@@ -278,7 +278,7 @@ def displaced_mean(
         return per_worker.PerWorker.wrap(tree, "offset", axis_name)
 
     def init_fn(params: PyTree) -> Any:
-        return DisplacedState(inner.init(params), wrapped(jax.tree.map(summing.zeros, params)))
+        return DisplacedState(inner.init(params), wrapped(jax.tree.map(addition.zeros, params)))
 
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any

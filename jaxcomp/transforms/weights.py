@@ -9,7 +9,7 @@ from jaxcomp.backend import axes
 from jaxcomp.base import Reducer
 from jaxcomp.exchange import over_workers
 from jaxcomp.feedback import Link
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.reducers import choose
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -34,7 +34,7 @@ def share(weight: Any, axis_name: AxisName) -> Array:
     return jnp.where(mean == 0, 0, own[0] / jnp.where(mean == 0, 1, mean))
 
 
-def weighted(source: Link | Reducer, updates: PyTree, weight: Any, axis_name: AxisName) -> PyTree:
+def weigh(source: Link | Reducer, updates: PyTree, weight: Any, axis_name: AxisName) -> PyTree:
     """The gradient times its `share`, so that the plain mean is `Σ wᵢ·gᵢ / Σ wᵢ`.
 
     It is scaled before the feedback, whose memory then is of what was to be sent: a residual of a
@@ -48,8 +48,8 @@ def weighted(source: Link | Reducer, updates: PyTree, weight: Any, axis_name: Ax
     times = share(weight, axis_name)
 
     def scaled(leaf: Array) -> Array:
-        wide = leaf.astype(summing.wide(leaf.dtype))
-        return summing.weighted(wide, times).astype(leaf.dtype)
+        wide = leaf.astype(addition.wide(leaf.dtype))
+        return addition.weigh(wide, times).astype(leaf.dtype)
 
     return jax.tree.map(scaled, updates)
 

@@ -13,13 +13,13 @@ import optax
 
 from jaxcomp.backend import xla
 from jaxcomp.exchange import guarding
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.types import Array, PyTree
 
 
 def start(params: PyTree) -> PyTree:
     """The offset of a worker at the centre."""
-    return jax.tree.map(summing.zeros, params)
+    return jax.tree.map(addition.zeros, params)
 
 
 def exact(center: PyTree, offset: PyTree) -> PyTree:

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomp import checks
-from jaxcomp.exchange.guarding import all_finite, none_lost, retyped
+from jaxcomp.exchange.guarding import all_finite, cast_like, none_lost
 from jaxcomp.exchange.state import ReductionState
 from jaxcomp.mesh import per_worker as per_worker_
 from jaxcomp.mesh.per_worker import PerWorker
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import addition
 from jaxcomp.transforms.accumulated import AccumulatedState
 from jaxcomp.transforms.mean import TELL
 from jaxcomp.types import Array, PyTree
@@ -78,7 +78,7 @@ def widened(tx: optax.GradientTransformation) -> optax.GradientTransformationExt
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
         made, after = inner.update(updates, state, params, **extra)
-        return retyped(made, updates), retyped(after, state)
+        return cast_like(made, updates), cast_like(after, state)
 
     return optax.GradientTransformationExtraArgs(
         lambda params: inner.init(jax.tree.map(_wide, params)), update_fn
@@ -88,8 +88,8 @@ def widened(tx: optax.GradientTransformation) -> optax.GradientTransformationExt
 def _wide(leaf: Any) -> Any:
     """A narrow array in the dtype of arithmetic; anything else unchanged."""
     dtype = jnp.result_type(leaf)
-    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype != summing.wide(dtype)
-    return leaf.astype(summing.wide(dtype)) if narrow else leaf
+    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype != addition.wide(dtype)
+    return leaf.astype(addition.wide(dtype)) if narrow else leaf
 
 
 class SkipNonfiniteState(NamedTuple):
@@ -155,4 +155,4 @@ def _unguarded(state: PyTree) -> PyTree:
         return isinstance(node, ReductionState)
 
     rest = jax.tree.map(lambda x: None if is_guarded(x) else x, state, is_leaf=is_guarded)
-    return per_worker_.replicated(rest)
+    return per_worker_.replicated_part(rest)

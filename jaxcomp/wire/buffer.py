@@ -27,7 +27,7 @@ def fuse(payload: PyTree) -> UInt32[Array, " words"]:
     if not leaves:
         return jnp.zeros(0, jnp.uint32)
     words = [_to_words(leaf) for leaf in leaves]
-    join = xla.compile_separately(xla.joined, size=sum(part.size for part in words))
+    join = xla.compile_separately(xla.join, size=sum(part.size for part in words))
     # Separate from the encoder, whose loops would otherwise run over the words of the buffer: a CPU
     # takes five times as long. The barrier keeps the compiler from moving the decoder's cast to a
     # wider dtype before the collective.

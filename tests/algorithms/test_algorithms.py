@@ -148,7 +148,7 @@ def verdict(make):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            with axes.planned(4):
+            with axes.assume_workers(4):
                 make().init(START)
         except ValueError:
             return "no"

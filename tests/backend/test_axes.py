@@ -24,7 +24,7 @@ def test_outside_of_a_mapped_function_one_worker_is_assumed_or_as_many_as_planne
     assert (axes.size("data"), axes.sizes(("slow", "fast"))) == (1, (1, 1))
     assert not axes.bound("data")
     assert not axes.known("data")
-    with axes.planned(4):
+    with axes.assume_workers(4):
         assert axes.known("data")
         assert (axes.size("data"), axes.sizes(("slow", "fast"))) == (4, (4, 1))
     assert axes.size("data") == 1
@@ -39,7 +39,7 @@ def test_inside_the_axes_themselves_count():
         assert axes.lanes(("slow", "fast")) == ()  # All workers are simulated.
         return x
 
-    with axes.planned(5):
+    with axes.assume_workers(5):
         workers(look, "slow", "fast", sizes=(2, 3))
     assert axes.without(("slow", "fast"), ("fast",)) == "slow"
     assert axes.without(("a", "b", "c"), ("b",)) == ("a", "c")
@@ -70,13 +70,13 @@ def test_types_say_what_differs_between_workers(mesh):
     def look(x, same):
         own = jax.lax.axis_index("data")
         everyone = axes.everyones(own, "data")
-        again = axes.replicated(x, "data")
+        again = axes.type_replicated(x, "data")
         for value in (x, axes.vary(same, "data"), own, same, everyone, again):
             seen.append(axes.varies(value, "data"))
-        assert axes.varying(x) == {"data"}
-        assert axes.varying(axes.match_vma(same, x)[0]) == {"data"}
+        assert axes.varying_axes(x) == {"data"}
+        assert axes.varying_axes(axes.match_vma(same, x)[0]) == {"data"}
         like = axes.result((3,), jnp.int8, x)
-        assert axes.varying(axes.zeros(like)) == {"data"}
+        assert axes.varying_axes(axes.zeros(like)) == {"data"}
         return everyone
 
     mapped = jax.shard_map(look, mesh=mesh, in_specs=(P("data"), P()), out_specs=P())

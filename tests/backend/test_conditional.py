@@ -21,8 +21,8 @@ def test_the_branches_may_differ_in_types_of_replication(go, mesh):
 
     def body(go, x):
         found = conditional.either(conditional.uniform(go[0] > 0, "data"), talk, silent, x)
-        assert axes.varying(found["own"]) == {"data"}
-        assert not axes.varying(found["all"])
+        assert axes.varying_axes(found["own"]) == {"data"}
+        assert not axes.varying_axes(found["all"])
         return found
 
     mapped = jax.shard_map(

@@ -31,7 +31,7 @@ def test_arrays_without_elements_are_the_same_inside(check_vma, mesh):
     seen = {}
 
     def body(x, empty):
-        seen[run] = jax.tree.map(lambda e: (e.shape, e.dtype, axes.varying(e)), empty)
+        seen[run] = jax.tree.map(lambda e: (e.shape, e.dtype, axes.varying_axes(e)), empty)
         return x + empty["ours"].sum(), empty["ours"] * 2, empty["all"]
 
     settings = {"mesh": mesh, "out_specs": (P("data"), P("data"), P()), "check_vma": check_vma}
@@ -62,7 +62,7 @@ def test_arrays_without_elements_within_another_map(check_vma):
     devices = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
     def inner(x, empty):
-        seen.append((empty.shape, axes.varying(empty)))
+        seen.append((empty.shape, axes.varying_axes(empty)))
         return x + empty.sum(), empty
 
     def body(x, empty):

@@ -56,7 +56,7 @@ def test_parts_are_joined_and_cut_again(sizes):
     begins = np.cumsum([0, *sizes[:-1]]).tolist()
 
     def run(parts):
-        flat = xla.joined(parts)
+        flat = xla.join(parts)
         return flat, xla.cut(flat, begins, sizes)
 
     flat, again = jax.jit(run)([jnp.asarray(part) for part in parts])

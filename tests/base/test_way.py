@@ -96,12 +96,12 @@ def test_the_page_follows_a_gradient(way):
 
 def test_the_way_to_the_codec_is_short(way):
     before = until_encoded(way, "update_fn")
-    assert len(set(before)) <= 70
+    assert len(set(before)) <= 62
     assert len({path for path, _ in before}) <= 22
     changes = [one for one, other in zip(rooms(way), rooms(way)[1:], strict=False) if one != other]
-    assert len(changes) <= 165
+    assert len(changes) <= 145
 
 
 def test_the_way_of_a_sharded_weight_is_short():
     before = until_encoded(calls_of(sharded()), "__call__")
-    assert len(set(before)) <= 100
+    assert len(set(before)) <= 92

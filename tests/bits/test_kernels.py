@@ -248,7 +248,7 @@ CALLS = {"cuda": "__gpu$xla.gpu.triton", "tpu": "tpu_custom_call"}
 
 def lowered_step(codec, mesh):
     """A training step over the first axis of the mesh."""
-    reducer = jaxcomp.Gather(choose.given(codec))
+    reducer = jaxcomp.Gather(choose.link_or_reducer(codec))
     tx = jaxcomp.compressed_mean(reducer, "data")
     params = {"w": jnp.ones((64, 640)), "v": jnp.ones(5000)}
     given = params, jax.eval_shape(tx.init, params)

@@ -119,7 +119,7 @@ def test_lowers_for_accelerators(codec):
     """Compiler hints for a CPU do not reach other platforms."""
     like = {"w": jax.ShapeDtypeStruct((40, 64), jnp.float32), "b": jnp.zeros(7)}
     tx = jaxcomp.compressed_mean(codec, "data")
-    with axes.planned(4):
+    with axes.assume_workers(4):
         state = jax.eval_shape(tx.init, like)
     many = jax.tree.map(lambda x: jax.ShapeDtypeStruct((4, *x.shape), x.dtype), (like, state))
     step = jax.vmap(tx.update, axis_name="data")

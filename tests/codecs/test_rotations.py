@@ -24,7 +24,7 @@ def test_golden_drive_scale():
     x = jnp.array([[3.0, -1.0, 2.0, 0.5]])
     grid = tables.LloydMax(1)
     values = grid.values(grid.codes(x * ONE, jnp.int32(0)))
-    fit = functools.partial(fits.fitted, levels=grid, values=values, x=x, dtype=jnp.float32)
+    fit = functools.partial(fits.fit_step, levels=grid, values=values, x=x, dtype=jnp.float32)
     count = jnp.array([[4]])
     np.testing.assert_allclose(fit("unbiased", count=count), [[2.19231]], rtol=1e-5)
     np.testing.assert_allclose(fit("least_squares", count=count), [[1.625]], rtol=1e-6)
@@ -38,7 +38,7 @@ def test_the_step_does_not_depend_on_what_padding_decodes_to():
     @jax.jit
     def steps(values):
         found = [
-            fits.fitted(fit, tables.LloydMax(2), values, x, count, jnp.float32)
+            fits.fit_step(fit, tables.LloydMax(2), values, x, count, jnp.float32)
             for fit in fits.FITS[1:]
         ]
         return jnp.stack(found)

@@ -37,7 +37,7 @@ def test_a_step_that_is_not_sound_is_undone_whole():
 def test_a_state_keeps_its_dtypes_and_finite_values():
     before = {"half": jnp.zeros(3, jnp.float16), "count": jnp.zeros((), jnp.uint32)}
     now = {"half": jnp.array([1e6, -1e6, jnp.inf]), "count": jnp.int32(5)}
-    found = guarding.retyped(now, before)
+    found = guarding.cast_like(now, before)
     assert jax.tree.map(lambda x: x.dtype, found) == jax.tree.map(lambda x: x.dtype, before)
     np.testing.assert_array_equal(found["half"], np.array([65504, -65504, np.inf]))
     assert found["count"] == 5
@@ -55,18 +55,20 @@ def test_only_elements_that_a_step_spoils_are_lost():
 def test_one_worker_with_a_memory_that_is_not_finite_tells_all():
     """The mirror is the same on all of them, so only their own memory counts."""
     rows = jnp.zeros((4, 3)).at[2, 1].set(jnp.inf)
-    told = jax.jit(jax.vmap(lambda x: guarding.told((x, jnp.int32(1)), "data"), axis_name="data"))
+    told = jax.jit(
+        jax.vmap(lambda x: guarding.flag_any_unsound((x, jnp.int32(1)), "data"), axis_name="data")
+    )
     assert jnp.isnan(told(rows)).all()
     assert (told(rows.at[2].set(0)) == 0).all()
-    assert jnp.isnan(guarding.unsound(rows[2]))
+    assert jnp.isnan(guarding.flag_unsound(rows[2]))
     nan = jnp.full(3, jnp.nan)
-    assert guarding.unsound(Mirrored(own=rows[0], mirror=nan)) == 0
-    assert jnp.isnan(guarding.unsound(Mirrored(own=nan, mirror=rows[0])))
+    assert guarding.flag_unsound(Mirrored(own=rows[0], mirror=nan)) == 0
+    assert jnp.isnan(guarding.flag_unsound(Mirrored(own=nan, mirror=rows[0])))
 
 
 def test_the_smallest_leaf_that_has_elements_carries_the_flag():
     tree = {"none": jnp.zeros(0), "large": jnp.ones((4, 4)), "small": jnp.ones(2)}
-    found = guarding.spoilt(tree, jnp.float32(jnp.nan))
+    found = guarding.poison(tree, jnp.float32(jnp.nan))
     assert jnp.isnan(found["small"]).all()
     np.testing.assert_array_equal(found["large"], tree["large"])
-    jax.tree.map(np.testing.assert_array_equal, guarding.spoilt(tree, jnp.float32(0)), tree)
+    jax.tree.map(np.testing.assert_array_equal, guarding.poison(tree, jnp.float32(0)), tree)

@@ -70,7 +70,7 @@ def test_halves_are_gathered_bit_for_bit(mesh):
     """As integers: a NaN keeps its bits, and no compiler sends a wider dtype."""
     words = np.random.default_rng(2).integers(0, 2**16, (8, 33), np.uint16)
     halves = jax.lax.bitcast_convert_type(jnp.asarray(words), jnp.bfloat16)
-    run = on_devices(lambda x: over_workers.gathered(x, "data"), mesh)
+    run = on_devices(lambda x: over_workers.gather(x, "data"), mesh)
     found = jax.lax.bitcast_convert_type(run(halves), jnp.uint16)
     np.testing.assert_array_equal(found, words)
     text = run.lower(halves).compile().as_text()

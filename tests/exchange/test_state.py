@@ -29,21 +29,21 @@ def test_memory_has_its_shapes_before_the_first_step():
     assert (state.reducer, state.dense) == ((), ())
     (dense,) = state_.init(plan, gated=True).dense.own().residual
     assert dense.shape == (7,)
-    state_.check(plan, state)
+    state_.take(plan, state)
 
 
 def test_a_state_of_other_gradients_is_refused_by_path():
     other = state_.init(plan_of(GATHER, {"w": jnp.zeros((90, 60)), "b": jnp.zeros(7)}))
     with pytest.raises(ValueError, match=r"these gradients and 4 workers: memory.*residual"):
-        state_.check(plan_of(GATHER), other)
+        state_.take(plan_of(GATHER), other)
 
 
 def test_a_state_without_the_memory_of_a_gate_is_refused():
     plan = plan_of(GATHER)
     with pytest.raises(ValueError, match=r"memory\.dense.* must have the shape .*got none"):
-        state_.check(plan, state_.init(plan), gated=True)
+        state_.take(plan, state_.init(plan), gated=True)
     with pytest.raises(ValueError, match=r"memory\.dense.* must not be there, got"):
-        state_.check(plan, state_.init(plan, gated=True))
+        state_.take(plan, state_.init(plan, gated=True))
 
 
 def test_the_order_of_a_memory_is_named_if_rules_decide_it():
@@ -74,9 +74,9 @@ def test_what_a_downlink_did_not_send_joins_every_uplink():
     feedback = per_worker.PerWorker(ResidualState((jnp.asarray(up),)), "link")
     unsent = per_worker.PerWorker(ResidualState((jnp.asarray(down),)), "slice")
     given = LegState(per_worker.PerWorker((), "codec")), LegState((), memory=unsent)
-    found, left = resize.carried(feedback, given, (), 8, sharded=False)
+    found, left = resize.carry(feedback, given, (), 8, sharded=False)
     np.testing.assert_allclose(found.tree.residual[0], up + down.reshape(4, 4)[:3], rtol=1e-6)
     assert left == ()
     nothing = per_worker.PerWorker((), "link")
     with pytest.raises(ValueError, match=r"must not have a downlink's residual .* 8 workers"):
-        resize.carried(nothing, given, (), 8, sharded=False)
+        resize.carry(nothing, given, (), 8, sharded=False)

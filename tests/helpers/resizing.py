@@ -52,7 +52,7 @@ def all_rows(tx, params=PARAMS):
     last = choose.candidates
     choose._chosen.cache_clear()
     with (
-        axes.planned(1),
+        axes.assume_workers(1),
         warnings.catch_warnings(),
         mock.patch.object(choose, "candidates", lambda source: last(source)[-1:]),
     ):

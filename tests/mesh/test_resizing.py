@@ -186,7 +186,7 @@ def test_no_state_that_may_be_copied_to_all_workers_is_taken_for_a_slice():
 @pytest.mark.parametrize("codec", few_or_all(COMMON[::3], CODECS), ids=label)
 def test_every_recipe_moves(codec):
     """A codec with the feedback of its class and with its own state."""
-    tx = mean(jaxcomp.Gather(choose.given(everywhere(codec))))
+    tx = mean(jaxcomp.Gather(choose.link_or_reducer(everywhere(codec))))
     state, one = random_state(tx, 8)
     check_moved(state, moved(tx, state, 3), one, 1e-2)
 
@@ -298,7 +298,7 @@ def test_shards_keep_their_own():
             held[3, :, 2:] = 0
         return jnp.asarray(held, x.dtype)
 
-    with axes.planned(4):
+    with axes.assume_workers(4):
         like = jax.eval_shape(tx.init, params)
     state = jax.tree_util.tree_map_with_path(drawn, like)
     after = jaxcomp.resize_workers(tx, state, params, 1)

@@ -265,7 +265,7 @@ def test_states_made_outside_and_narrow_dtypes(make):
     """A step from a state that was made outside is a legal program, and keeps what is in it."""
     params = {"w": jnp.zeros((64, 33), jnp.bfloat16), "b": jnp.zeros(7)}
     tx = one_bit(make, jaxcomp.sign(), 1e-3, 3)
-    with axes.planned(WORKERS):
+    with axes.assume_workers(WORKERS):
         single = jax.eval_shape(tx.init, params)
 
     def many(tree, dtype=None):
@@ -285,13 +285,13 @@ def test_states_made_outside_and_narrow_dtypes(make):
 def test_forgetting_clears_the_memory_and_keeps_key_and_count():
     tx = jaxcomp.compressed_mean(everything(jaxcomp.sign()), "workers", key=5)
     like = {"w": jnp.zeros((4, 8))}
-    with axes.planned(1):
+    with axes.assume_workers(1):
         fresh = tx.init(like)
     used = jax.tree.map(lambda x: np.asarray(x) + np.ones_like(x), fresh)
 
     @jax.jit
     def forgotten(now):
-        with axes.planned(1):
+        with axes.assume_workers(1):
             return means.forget(tx, now, used, like)
 
     cleared = jax.tree.map(

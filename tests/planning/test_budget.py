@@ -78,7 +78,7 @@ def test_a_budget_beats_one_codec_of_the_default_ones():
 def test_with_workers_bytes_are_those_of_the_link(workers):
     tree = gradients()
     found = spend(20_000, tree, workers=workers, codecs=LADDER)
-    sent = jaxcomp.wire_bytes(choose.given(found.policy), tree, workers)
+    sent = jaxcomp.wire_bytes(choose.link_or_reducer(found.policy), tree, workers)
     assert 18_000 < sent == found.bytes <= 20_000
     assert f"of {workers} workers" in str(found)
 

@@ -288,12 +288,12 @@ def test_ternary_gradients_win_most_where_parameters_are_many_for_the_arithmetic
 
 @pytest.mark.full
 def test_a_link_is_measured_on_this_device():
-    found = timing.measure(choose.given(jaxcomp.sign()), 2**14, repeats=1)
+    found = timing.measure(choose.link_or_reducer(jaxcomp.sign()), 2**14, repeats=1)
     assert found.error == pytest.approx(1 - 2 / math.pi, abs=0.01)
     assert found.whole > 0
     assert found.decode > 0
     assert found.work.encode == pytest.approx(max(0, found.whole - found.decode) / found.elements)
-    assert timing.measure(choose.given(jaxcomp.sign()), 2**14, repeats=1) is found
+    assert timing.measure(choose.link_or_reducer(jaxcomp.sign()), 2**14, repeats=1) is found
     whole = timing.measure(jaxcomp.PowerIteration(rank=2), 2**14, repeats=1)
     assert whole.decode == whole.add == 0
     assert whole.work.encode > 0

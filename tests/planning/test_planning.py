@@ -153,7 +153,7 @@ def test_the_fastest_of_the_repeats_counts_and_their_spread_is_told(monkeypatch)
     given = [0.011, 0.022, 0.033]
     monkeypatch.setattr(timing, "times", lambda run, repeats, meet: given)
     measure = timing.measure.__wrapped__  # Nothing of this may be remembered.
-    way = choose.given(SIGN)
+    way = choose.link_or_reducer(SIGN)
     found = measure(way, 2**12)
     assert (found.whole, found.decode, found.add) == (0.011, 0.011, 0.0)
     assert found.spread == pytest.approx(1.0)

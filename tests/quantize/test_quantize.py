@@ -14,7 +14,7 @@ from jaxcomp import testing
 from jaxcomp.backend import blocking
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.numerics import noise
-from jaxcomp.quantize import levels, rounding, scales, sums
+from jaxcomp.quantize import levels, rounding, scales, totals
 
 ONE = 1 << levels.FRACTION
 
@@ -246,12 +246,12 @@ def test_terngrad_takes_the_clip_itself_where_nothing_reaches_it():
 @pytest.mark.parametrize("size", [1, 5, 16, 511, 512, 700, 5000, 2**17 + 3])
 def test_sums_are_exact_whatever_their_order(size):
     terms = np.random.default_rng(size).uniform(-1, 1, (2, size)).astype(np.float32)
-    got = np.asarray(compiled(sums.total, terms), np.float64)[:, 0]
+    got = np.asarray(compiled(totals.total, terms), np.float64)[:, 0]
     exact = np.rint(terms.astype(np.float64) * 2**21).sum(1) / 2**21
     np.testing.assert_allclose(got, exact, rtol=2e-7)
     shuffled = np.random.default_rng(0).permutation(terms, axis=1)
-    np.testing.assert_array_equal(got, np.asarray(compiled(sums.total, shuffled))[:, 0])
-    tops = np.asarray(compiled(sums.max_abs, terms))[:, 0]
+    np.testing.assert_array_equal(got, np.asarray(compiled(totals.total, shuffled))[:, 0])
+    tops = np.asarray(compiled(totals.max_abs, terms))[:, 0]
     np.testing.assert_array_equal(tops, np.abs(terms).max(1))
 
 

@@ -256,7 +256,7 @@ def assert_alike(case, found):
     """The same in all modes, and on all workers but for memory of their own."""
     want = found["typed"]
     for mode, got in found.items():
-        for leaf in jax.tree.leaves(per_worker.replicated(got)):
+        for leaf in jax.tree.leaves(per_worker.replicated_part(got)):
             np.testing.assert_array_equal(leaf, leaf[:1].repeat(WORKERS, 0), err_msg=mode)
         for one, other in zip(*map(jax.tree.leaves, (got, want)), strict=True):
             if case.close:

@@ -12,7 +12,7 @@ from jaxcomp import testing
 from jaxcomp.base import Combine, Feedback, Move, WrappedFeedback, WrappedReducer
 from jaxcomp.exchange.combines import Average, Join
 from jaxcomp.exchange.moves import AllGather
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import addition, noise
 from jaxcomp.testing import facts as facts_
 
 
@@ -22,7 +22,7 @@ class HalfPayload(NamedTuple):
 
 def rounded(x, dtype):
     """What is finite stays finite."""
-    largest = summing.limit(dtype)
+    largest = addition.limit(dtype)
     return jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x).astype(dtype)
 
 
@@ -88,7 +88,7 @@ class Expanding(Half):
 
     def decode(self, key, payload, like, side=None):
         values = payload.values.astype(jnp.float32)
-        largest = summing.limit(like.dtype)
+        largest = addition.limit(like.dtype)
         four = jnp.where(jnp.isfinite(values), jnp.clip(4 * values, -largest, largest), values)
         return four.astype(like.dtype)
 

@@ -19,7 +19,7 @@ LIKE = jax.tree.map(lambda g: g[0], GRADS)
 
 def stepped(tx, change):
     """The state after one step from one that is changed."""
-    with axes.planned(8):
+    with axes.assume_workers(8):
         state = change(tx.init(LIKE))
     update = jax.vmap(lambda grads: tx.update(grads, state)[1], axis_name="data")
     return jax.jit(update)(GRADS)
@@ -63,7 +63,7 @@ def test_statistics_of_double_precision_are_those_of_single(x64):
         grads = {k: jnp.asarray(2.0**70 * draw.random(g.shape), dtype) for k, g in GRADS.items()}
         draw = np.random.default_rng(0)
         tx = jaxcomp.compressed_mean(link, "data", stats="rules")
-        with axes.planned(8):
+        with axes.assume_workers(8):
             state = tx.init(jax.tree.map(lambda g: g[0], grads))
 
         def twice(grads, tx=tx, state=state):
@@ -88,7 +88,7 @@ def due(every, steps, offset=1):
 
 def test_gossip_keeps_its_rhythm_at_the_end_of_its_count():
     tx = jaxcomp.gossip(optax.sgd(0.1), jaxcomp.qsgd_inf(bits=8), "data", every=3)
-    with axes.planned(8):
+    with axes.assume_workers(8):
         begin = tx.init(LIKE)._replace(taken=jnp.int32(BEFORE))
 
     def run(grads):

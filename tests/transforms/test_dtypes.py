@@ -39,7 +39,7 @@ def around(tx, params, grads):
         jaxcomp.view(params, state)
 
         def gradient(p):
-            return masked.seen(p, given)
+            return masked.visible_part(p, given)
 
         found = {"grad_fn": gradient, "full_grad_fn": gradient}
         return state, tx.update(given, state, params, **found)[1]

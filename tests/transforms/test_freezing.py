@@ -196,7 +196,7 @@ def test_in_a_mapped_function_of_ones_own(name, mesh, alone):
 
 def test_no_memory_is_kept_for_frozen_leaves():
     by_function = jaxcomp.freeze(tuned(), lambda params: {name: name == "base" for name in params})
-    with axes.planned(1):
+    with axes.assume_workers(1):
         state = SENT_ALONE["freeze"]().init(PARAMS)
         other = by_function.init(PARAMS)
     assert {x.size for x in jax.tree.leaves(state) if x.size > 2} == {64 * 32}
@@ -215,7 +215,7 @@ class Pair(eqx.Module):
 
 def test_a_mask_may_be_a_callable_module():
     params, mask = Pair(**PARAMS), Pair(**FROZEN)
-    with axes.planned(1):
+    with axes.assume_workers(1):
         state = jaxcomp.freeze(tuned(), mask).init(params)
     assert {x.size for x in jax.tree.leaves(state) if x.size > 2} == {64 * 32}
 

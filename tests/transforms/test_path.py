@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 import jaxcomp
-from jaxcomp.quantize import sums
+from jaxcomp.quantize import totals
 
 
 def test_few_frames_lie_between_the_update_and_the_first_arithmetic(monkeypatch):
     """`update` itself and the function with the arithmetic count too."""
     stacks = []
-    scale = sums.max_abs
+    scale = totals.max_abs
 
     def max_abs(x, *rest, **settings):
         stacks.append(traceback.extract_stack())
@@ -21,7 +21,7 @@ def test_few_frames_lie_between_the_update_and_the_first_arithmetic(monkeypatch)
 
     tx = jaxcomp.compressed_mean(jaxcomp.qsgd_inf(bits=4), axis_name="data")
     state = tx.init({"w": jnp.ones((64, 64))})
-    monkeypatch.setattr(sums, "max_abs", max_abs)
+    monkeypatch.setattr(totals, "max_abs", max_abs)
     update = jax.vmap(lambda grads: tx.update(grads, state)[0], axis_name="data")
     jax.eval_shape(update, {"w": jnp.ones((8, 64, 64))})
     package = str(pathlib.Path(jaxcomp.__file__).parent)

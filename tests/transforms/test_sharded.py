@@ -169,7 +169,7 @@ def test_all_axes_manual_needs_no_specs(two):
 def test_specs_of_the_state_name_all_manual_axes(check_vma, two):
     """The memory of every shard is an array's own part, so that a copy of the state is whole."""
     tx = jaxcomp.compressed_mean(REDUCERS["two shot, both ways"], "dcn", key=5)
-    with axes.planned(2):
+    with axes.assume_workers(2):
         like = jax.eval_shape(tx.init, local_likes(SHAPES, SPECS, TWO))
     lies = jaxcomp.state_specs(like, ("dcn", "fsdp"))
     of_grads = {k: P("dcn", *spec) for k, spec in SPECS.items()}

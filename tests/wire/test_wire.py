@@ -93,7 +93,7 @@ def test_the_program_moves_what_wire_bytes_says(codec, mesh):
 def test_bits_an_element(codec, most, mesh):
     """On a model of 100 leaves, which is two collectives all the same."""
     elements = sum(v["kernel"].size for v in PARAMS.values())
-    compiled = compiled_step(jaxcomp.Gather(choose.given(codec)), mesh)
+    compiled = compiled_step(jaxcomp.Gather(choose.link_or_reducer(codec)), mesh)
     assert sorted(ops(compiled)) == ["all-gather", "all-reduce"]
     moved = jaxcomp.collective_bytes(compiled)["all-gather"]
     assert 8 * moved / 7 / elements <= most

@@ -36,7 +36,7 @@ def add(
     accepted &= guarding.all_finite(sums)
     accepted &= jnp.all(jnp.stack([jnp.all(jnp.abs(x) <= largest) for x in leaves]))
     total = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), after, total)
-    return total, accepted, block.heard(method, plan, side, read, accepted)
+    return total, accepted, block.update_side(method, plan, side, read, accepted)
 
 
 def message(method: Method, state: ServerState, payload: Any, moves: bool) -> bytes | None:

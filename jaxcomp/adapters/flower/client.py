@@ -130,7 +130,7 @@ def compress_mod(
         ValueError: for settings of another kind; on use, if the app returns other parameters, or
             integers above 2²⁴.
     """
-    extra.needed()
+    extra.require()
     checks.part("method", method, Method)
     if method.streams:
         raise ValueError(
@@ -213,7 +213,7 @@ def work_of(
         `work(content, state, run, context=None)`: the answer to the server's message, for a client
         whose memory is in `state`, where it is afterwards. `run(known, given, own)` trains.
     """
-    extra.needed()
+    extra.require()
     checks.part("method", method, Method)
     checks.part("faults", faults, Faults)
     if faults.old:
@@ -310,7 +310,7 @@ def one_round(
     method: Method, turn: int, known: Known, who: Clients, batches: Any, own: Own
 ) -> tuple[uplink.Message, PyTree, Array]:
     """The work of one client, compiled as the simulation compiles it."""
-    return block.worked(method, turn, known, who, batches, own)
+    return block.run_client(method, turn, known, who, batches, own)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -22,7 +22,7 @@ except ImportError as error:
     FedAvg = object
 
 
-def needed() -> None:
+def require() -> None:
     """Raises an `ImportError` that says how to install Flower, if it is not installed."""
     if _missing is not None:
         raise ImportError(

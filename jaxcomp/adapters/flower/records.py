@@ -265,7 +265,7 @@ def arrays_of(params: PyTree) -> Any:
         >>> list(record)  # doctest: +SKIP
         ['dense/bias']
     """
-    extra.needed()
+    extra.require()
     named = zip(names(params), jax.tree.leaves(params), strict=True)
     return extra.ArrayRecord({name: extra.Array(np.asarray(leaf)) for name, leaf in named})
 
@@ -276,7 +276,7 @@ def params_of(arrays: Any, like: PyTree) -> Any:
     Raises:
         ValueError: if an array is missing, or has another shape or dtype.
     """
-    extra.needed()
+    extra.require()
     leaves, treedef = jax.tree.flatten(like)
     expected = dict(zip(names(like), leaves, strict=True))
     if set(arrays) != set(expected):

@@ -91,7 +91,7 @@ class Site:
         metrics: Callable[[int, int], Mapping[str, Any]] | None = None,
         placed: Placed | None = None,
     ):
-        extra.needed()
+        extra.require()
         checks.function("data", data)
         checks.path("folder", folder)
         if metrics is not None:

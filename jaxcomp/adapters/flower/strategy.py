@@ -115,7 +115,7 @@ class CompressedFedAvg(extra.FedAvg):
         checkpoint: str | pathlib.Path | None = None,
         **settings: Any,
     ):
-        extra.needed()
+        extra.require()
         checks.part("method", method, Method)
         checks.integer("clients", clients, 1)
         checks.integer("min_available_nodes", min_available_nodes, 1, clients)
@@ -307,7 +307,7 @@ class CompressedFedAvg(extra.FedAvg):
         lane, total, taken = self._sum_messages(turns.lane(self.method, self._state, turn), rounds)
         lane, message = self._step(round_, lane, total)
         # Nothing is kept of a round before it is complete: after an error it can be repeated.
-        self._state = turns.joined(self.method, self._state, turn, lane)
+        self._state = turns.join(self.method, self._state, turn, lane)
         self._history.add(message)
         for client, one in taken.items():
             row = jax.tree.map(lambda x: np.asarray(x)[None], one.side)
@@ -369,8 +369,8 @@ class CompressedFedAvg(extra.FedAvg):
         if held:
             numbers, weights, payloads = jax.tree.map(lambda *rows: np.stack(rows), *held)
             rows = np.searchsorted(now.cohort, numbers)
-            given = server.held(now.cohort, self.clients, weights, rows, payloads)
-            state, total = server.combined(self.method, now.key, state, given)
+            given = server.fill_table(now.cohort, self.clients, weights, rows, payloads)
+            state, total = server.combine(self.method, now.key, state, given)
         return state, total, taken
 
     def _add(

@@ -1,4 +1,4 @@
-"""Sums over workers: their order, their dtype, their weights."""
+"""Addition over workers: its order, its dtype, its weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -77,7 +77,7 @@ def one_by_one(
     def term(index):
         key = keys._replace(own=keys.own[index])
         payload = jax.tree.map(lambda leaf: leaf[index], payloads)
-        return weighted(decode(key, payload, wide), None if weights is None else weights[index])
+        return weigh(decode(key, payload, wide), None if weights is None else weights[index])
 
     arrays = jax.tree.leaves((keys, payloads, weights))
     # Eagerly, a loop would be compiled anew at each call.
@@ -99,7 +99,7 @@ def mean_factors(workers: int) -> tuple[float, float]:
     return 1 / power, power / workers
 
 
-def saturated(x: Any, dtype: Any) -> Array:
+def saturate(x: Any, dtype: Any) -> Array:
     """Casts `x` to the dtype; finite values stay finite, even if rounding up would overflow."""
     return within(x, dtype).astype(dtype)
 
@@ -112,7 +112,7 @@ def within(x: Any, dtype: Any) -> Array:
     return jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
 
 
-def kept(factor: float, dtype: Any) -> Array:
+def hold_factor(factor: float, dtype: Any) -> Array:
     """A factor of every term of a sum, which XLA must not move out of the sum.
 
     It moves a power of two, which changes no bit unless a number overflows.
@@ -120,7 +120,7 @@ def kept(factor: float, dtype: Any) -> Array:
     return lax.optimization_barrier(jnp.asarray(factor, dtype))
 
 
-def widened(x: Array) -> Array:
+def widen(x: Array) -> Array:
     """`x` in the dtype of sums."""
     if x.dtype != jnp.bfloat16:
         return x.astype(wide(x.dtype))
@@ -129,7 +129,7 @@ def widened(x: Array) -> Array:
     return lax.bitcast_convert_type(halves << 16, jnp.float32)
 
 
-def weighted(x: Array, weight: Array | None = None) -> Array:
+def weigh(x: Array, weight: Array | None = None) -> Array:
     """`weight * x`, exactly zero for weight zero; `x` for None."""
     if weight is None:
         return x
@@ -189,9 +189,9 @@ def weighted_mean(rows: Array, weights: Array) -> Array:
     """
     workers = rows.shape[0]
     before, after = mean_factors(workers)
-    wide = widened(rows)
-    scaled = weights.astype(wide.dtype) * kept(before, wide.dtype)
-    total = in_order(lambda i: weighted(wide[i], scaled[i]), workers)
+    wide = widen(rows)
+    scaled = weights.astype(wide.dtype) * hold_factor(before, wide.dtype)
+    total = in_order(lambda i: weigh(wide[i], scaled[i]), workers)
     whole = jnp.sum(weights.astype(wide.dtype))
     factor = jnp.where(whole > 0, workers / jnp.where(whole > 0, whole, 1), 0)
-    return saturated(total * jnp.asarray(after, wide.dtype) * factor, rows.dtype)
+    return saturate(total * jnp.asarray(after, wide.dtype) * factor, rows.dtype)

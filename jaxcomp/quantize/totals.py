@@ -1,4 +1,4 @@
-"""Reductions over a bucket that give the same bits however a compiler arranges them.
+"""Totals and maxima of a bucket that have the same bits however a compiler arranges them.
 
 A float sum depends on its order, and a fused multiply-add rounds once where two instructions
 round twice, so `jit`, `vmap` and eager would disagree in the last bits. Sums here are taken in
