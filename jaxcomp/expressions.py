@@ -38,6 +38,7 @@ def evaluate(text: str) -> Any:
         ValueError: for another name, other syntax, or arguments that the call does not take.
 
     Example:
+        >>> import jaxcomp
         >>> evaluate("top_k(fraction=1/100)") == evaluate("jaxcomp.top_k(0.01)")
         True
         >>> evaluate("sign") == jaxcomp.sign()
