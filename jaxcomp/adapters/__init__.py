@@ -1,7 +1,7 @@
-"""Adapters of frameworks: all that the library knows about flax, equinox and Flower.
+"""Adapters of frameworks: all that the library knows about flax, equinox, Keras and Flower.
 
 None of them imports a framework before the user does. `jaxcomp.adapters.flower`, which needs
-`pip install '.[flower]'` in a clone, is a module to import.
+`pip install '.[flower]'` in a clone, and `jaxcomp.adapters.keras` are modules to import.
 """
 
 from jaxcomp.adapters import equinox, linen, nnx

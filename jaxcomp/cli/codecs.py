@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 import jaxcomp
-from jaxcomp.cli import expressions, output
+from jaxcomp import expressions
+from jaxcomp.cli import output
 from jaxcomp.feedback import default
 from jaxcomp.planning import timing
 from jaxcomp.recipes import catalogue

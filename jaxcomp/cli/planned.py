@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 import jaxcomp
-from jaxcomp import tables
-from jaxcomp.cli import expressions, files, output
+from jaxcomp import expressions, tables
+from jaxcomp.cli import files, output
 from jaxcomp.planning import budget, fsdp, models, planner, plots, sites, timing
 from jaxcomp.planning.spending import Spending
 from jaxcomp.theory import local_rounds, units

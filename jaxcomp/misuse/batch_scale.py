@@ -11,6 +11,7 @@ tokens that are no padding is, the mean over the workers is another one than tha
 wherever counts differ.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ class Scale(NamedTuple):
         fixed: whether it is a constant of the program.
         counted: the user's line of a quotient by a sum that depends on the batch, or "".
         at: the user's line of the last sum over examples, or "".
+        each: of a constant with few elements, such as a shape, the factor of each.
     """
 
     by: float | None = 1.0
@@ -40,6 +42,7 @@ class Scale(NamedTuple):
     fixed: bool = False
     counted: str = ""
     at: str = ""
+    each: tuple[float, ...] = ()
 
 
 class Found(NamedTuple):
@@ -116,17 +119,22 @@ def _pairs(one: Sequence[Any], two: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
 def _constants(one: Any, two: Any) -> Scale:
     """Of a constant of both programs."""
     x, y = (None if isinstance(c, Tracer) else c for c in (one, two))
-    if x is None or y is None or jnp.shape(x) != jnp.shape(y) or jnp.ndim(x):
+    if x is None or y is None or jnp.shape(x) != jnp.shape(y):
         return Scale(fixed=x is not None)
     return _literals(x, y)
 
 
 def _literals(one: Any, two: Any) -> Scale:
-    x, y = np.asarray(one), np.asarray(two)
-    known = x.ndim == 0 and x.dtype.kind in "iuf" and np.isfinite(x) and np.isfinite(y)
-    if not known or x == y:
+    if jnp.size(one) > _FEW or jnp.shape(one) != jnp.shape(two):
         return Scale(fixed=True)
-    return Scale(float(y) / float(x) if x else None, fixed=True)
+    x, y = np.asarray(one), np.asarray(two)
+    known = x.dtype.kind in "iuf" and np.isfinite(x).all() and np.isfinite(y).all()
+    if not known or (x == y).all():
+        return Scale(fixed=True)
+    pairs = zip(x.ravel().tolist(), y.ravel().tolist(), strict=True)
+    each = tuple(1.0 if a == b else b / a if a else math.nan for a, b in pairs)
+    same = each[0] if len({*each}) == 1 and not math.isnan(each[0]) else None
+    return Scale(same, fixed=True, each=each)
 
 
 def _run(of_one: Any, of_two: Any, args: list[Scale]) -> list[Scale]:
@@ -172,6 +180,8 @@ def _step(one: Any, two: Any, inputs: list[Scale]) -> list[Scale]:
     found = Scale(_factor(one, two, inputs), batch, all(x.fixed for x in inputs), counted, at)
     if name == "div" and inputs[1].batch and (inputs[1].by or 1) != 1:
         found = found._replace(counted=counted or _line(one) or "a quotient")
+    if name in ("convert_element_type", "copy"):
+        found = found._replace(each=inputs[0].each)
     if name in ("reduce_sum", "dot_general") and found.by != inputs[0].by:
         found = found._replace(at=_line(one))
     return [found] * count
@@ -179,8 +189,13 @@ def _step(one: Any, two: Any, inputs: list[Scale]) -> list[Scale]:
 
 def _factor(one: Any, two: Any, inputs: list[Scale]) -> float | None:
     """The factor of the result of an equation without a program inside."""
-    name, by = one.primitive.name, [x.by for x in inputs if x.by is not None]
-    if len(by) < len(inputs):
+    name = one.primitive.name
+    given = inputs[1:] if name == "select_n" else inputs  # A condition is no number.
+    if name == "reduce_prod" and inputs[0].each:  # As of a shape.
+        product = math.prod(inputs[0].each)
+        return None if math.isnan(product) else product
+    by = [x.by for x in given if x.by is not None]
+    if len(by) < len(given):
         return None
     if name == "mul":
         return by[0] * by[1]
@@ -194,8 +209,9 @@ def _factor(one: Any, two: Any, inputs: list[Scale]) -> float | None:
     if name == "integer_pow":
         return by[0] ** one.params["y"]
     if name in _ADDED:
-        given = inputs[1:] if name == "select_n" else inputs
         rest = {x.by for x in given if not x.fixed} or {x.by for x in given}
+        if name == "select_n" and all(x.fixed for x in given):  # The other one is for n = 0.
+            rest = rest - {1.0} or rest
         return rest.pop() if len(rest) == 1 else None
     if all(b == 1 for b in by):
         return 1.0
@@ -270,6 +286,8 @@ def _line(eqn: Any) -> str:
     return lines.of_user((f.file_name, f.line_num, f.function_name) for f in frames)
 
 
+_FEW = 16
+"""Elements of the largest constant that is compared."""
 _ADDED = {"add", "add_any", "concatenate", "max", "min", "select_n", "sub", "scatter-add", "clamp"}
 _LINEAR = {
     *("broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "gather", "name", "neg"),

@@ -13,8 +13,8 @@ from test_blocks import PAGES
 DOCS = ROOT / "docs"
 SITE = ROOT / "mkdocs.yml"
 PUBLIC = (
-    "aggregates algorithms base codecs collectives federated adapters.flower gates graphs "
-    "optimizers planning reducers telemetry testing theory"
+    "aggregates algorithms base codecs collectives federated adapters.flower adapters.keras gates "
+    "graphs optimizers planning reducers telemetry testing theory"
 )
 """The modules, beside `jaxcomp` itself, whose names a user types."""
 ELSEWHERE = {

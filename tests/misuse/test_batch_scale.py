@@ -18,6 +18,7 @@ def values(p, batch):
     each = -jnp.take_along_axis(jax.nn.log_softmax(y), batch["y"][:, None], 1)[:, 0]
     kept, right = batch["kept"], y.argmax(-1) == batch["y"]
     total, count = (each * kept).sum(), kept.sum()
+    size = jnp.prod(jnp.asarray(np.array([len(each), 2]))).astype(jnp.float32)
     return {
         "mean": each.mean(),
         "penalty": each.mean() + 0.1 * (p["a"] ** 2).sum(),
@@ -27,9 +28,11 @@ def values(p, batch):
         "largest": each.max(),
         "branch": jax.lax.cond(p["a"].sum() > 0, jnp.mean, lambda x: x.mean() * 2, each),
         "loop": jax.lax.while_loop(lambda x: x < 3, lambda x: x + x.mean(), each.mean()),
+        "shape": each.sum() * 2 / jnp.where(size == 0, 1, size),
         "by tokens": total / (count + 1e-8),
         "by some": total / jnp.maximum(count, 1),
         "where": each.mean(where=kept > 0),
+        "no nan": jnp.where(count == 0, 0, total / jnp.where(count == 0, 1, count)),
         "sum": total,
         "count": count,
         "right": right.sum(),
@@ -44,8 +47,8 @@ def values(p, batch):
     }
 
 
-MEANS = {"mean", "penalty", "log", "accuracy", "layers", "largest", "branch", "loop"}
-COUNTED = {"by tokens", "by some", "where"}
+MEANS = {"mean", "penalty", "log", "accuracy", "layers", "largest", "branch", "loop", "shape"}
+COUNTED = {"by tokens", "by some", "where", "no nan"}
 SUMS = {"sum", "count", "right", "product", "constant", "length"}
 UNKNOWN = {"mixed", "norm"}
 

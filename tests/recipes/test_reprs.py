@@ -9,9 +9,8 @@ import pytest
 from helpers.suite import CODECS, VARIANTS, label
 
 import jaxcomp
-from jaxcomp import aggregates, codecs, federated, gates, graphs, optimizers, reducers
+from jaxcomp import aggregates, codecs, expressions, federated, gates, graphs, optimizers, reducers
 from jaxcomp.base.interface import Interface
-from jaxcomp.cli import expressions
 
 PUBLIC = (jaxcomp, aggregates, codecs, federated, gates, graphs, optimizers, reducers)
 """The modules whose names a user types."""

@@ -14,8 +14,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import jaxcomp
-
 _FAMILIES = ("codecs", "aggregates", "gates", "graphs", "federated", "optimizers", "reducers")
 _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -40,6 +38,7 @@ def evaluate(text: str) -> Any:
         ValueError: for another name, other syntax, or arguments that the call does not take.
 
     Example:
+        >>> import jaxcomp
         >>> evaluate("top_k(fraction=1/100)") == evaluate("jaxcomp.top_k(0.01)")
         True
         >>> evaluate("sign") == jaxcomp.sign()
@@ -74,7 +73,7 @@ def import_named(text: str) -> Any:
 @functools.cache
 def names() -> dict[str, Any]:
     """Every public class and function, by its name."""
-    found = {}
+    found, jaxcomp = {}, importlib.import_module("jaxcomp")
     for module in (*(getattr(jaxcomp, family) for family in _FAMILIES), jaxcomp):
         for name, value in vars(module).items():
             own = getattr(value, "__module__", "").startswith("jaxcomp.")
@@ -120,7 +119,7 @@ def _made(node: ast.expr, text: str) -> Any:
     dotted = ast.unparse(node)
     parts = dotted.removeprefix("jaxcomp.").split(".")
     if len(parts) == 2 and parts[0] in _FAMILIES:
-        own = vars(getattr(jaxcomp, parts[0]))
+        own = vars(importlib.import_module(f"jaxcomp.{parts[0]}"))
         found = names().get(parts[1]) if parts[1] in own else None
     else:
         found = names().get(dotted.removeprefix("jaxcomp."))

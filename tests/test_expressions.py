@@ -5,7 +5,7 @@ import math
 import pytest
 
 import jaxcomp
-from jaxcomp.cli import expressions
+from jaxcomp import expressions
 from jaxcomp.recipes import catalogue
 
 
