@@ -10,6 +10,7 @@ as its last line. An environment whose Python or packages are missing is left ou
 import json
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -83,13 +84,16 @@ PROGRAMS = (
     ),
 )
 
+SLOW = ("diloco", "data", "batch")
+"""The axes of the workers, by the names that the programs give them."""
+
 SEEDS = {"qsgd": 3}
 """How many seeds a codec runs with, if not one."""
 
 COLUMNS = (
     "program {program} | lines {lines} | first step, s {first:.0f} | dense {first_dense:.0f} | "
     "loss, dense {dense:.4f} | Identity {identity:.4f} | 4 bits {qsgd} | sign {sign:.4f} | "
-    "bytes over {axis} {sent_dense} | 4 bits {sent}"
+    "axis {axis} | bytes over it, dense {sent_dense:,} | 4 bits {sent:,}"
 )
 
 
@@ -144,12 +148,15 @@ def row(runs: list[dict[str, Any]]) -> dict[str, Any]:
         found["qsgd"] += f" ± {statistics.stdev(values):.4f}"
     first = {"first": coded.get("seconds_to_first_step"), "lines": coded.get("lines")}
     first |= {"first_dense": dense["seconds_to_first_step"], "program": dense["program"]}
-    sent = [one.get("bytes") or {} for one in (dense, coded)]
-    axis = next((name for name in sent[0] if name.split(",")[0] in ("data", "diloco", "batch")), "")
-    if axis:
-        of_axis = [one.get(axis, 0) for one in sent]
-        first |= {"axis": axis, "sent_dense": of_axis[0], "sent": of_axis[1]}
+    axis = next((one for one in SLOW if one in repr(dense["bytes"])), "")
+    of_axis = [crossing(one.get("bytes"), axis) for one in (dense, coded)]
+    first |= {"axis": axis, "sent_dense": of_axis[0], "sent": of_axis[1]} if axis else {}
     return found | {name: value for name, value in first.items() if value is not None}
+
+
+def crossing(sent: dict[str, int] | None, axis: str) -> int:
+    """The bytes of the collectives that cross an axis, alone or with others."""
+    return sum(n for axes, n in (sent or {}).items() if re.search(rf"\b{axis}\b", axes))
 
 
 def main() -> None:

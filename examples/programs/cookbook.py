@@ -109,7 +109,8 @@ def main():
         seconds = seconds if number else time.perf_counter() - began
     result = {"program": "cookbook", "codec": args.codec, "seed": args.seed}
     result |= {"losses": losses, "seconds_to_first_step": round(seconds, 2)}
-    result |= {"bytes": {"all": jaxcomp.collective_bytes(compiled)}, "lines": 3}
+    sent = jaxcomp.collective_bytes(compiled, mesh=mesh)
+    result |= {"bytes": {str(axis): n for axis, n in sent.items()}, "lines": 3}
     print(json.dumps(result))
 
 

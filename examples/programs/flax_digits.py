@@ -100,7 +100,8 @@ def main():
     step = train_step.lower(model, optimizer, batch, memory).compile()
     result = {"program": "flax_digits", "codec": args.codec, "seed": args.seed}
     result |= {"losses": losses, "seconds_to_first_step": round(seconds, 2)}
-    result |= {"bytes": {"all": jaxcomp.collective_bytes(step)}, "lines": 6}
+    sent = jaxcomp.collective_bytes(step, mesh=mesh)
+    result |= {"bytes": {str(axis): n for axis, n in sent.items()}, "lines": 6}
     print(json.dumps(result))
 
 

@@ -147,12 +147,12 @@ def run(folder: pathlib.Path, options: argparse.Namespace, axes: dict[str, int])
         "losses": [row["learning/loss"] for row in rows],
         "tokens": rows[0]["learning/total_weights"],
         "seconds_to_first_step": first,
-        "bytes": sent(folder / "hlo", axes),
+        "bytes": bytes_of_step(folder / "hlo", axes),
         "lines": lines,
     }
 
 
-def sent(folder: pathlib.Path, axes: dict[str, int]) -> dict:
+def bytes_of_step(folder: pathlib.Path, axes: dict[str, int]) -> dict:
     """The bytes that one device sends in a step, by axis, from the compiled program."""
     import jax
 
@@ -163,8 +163,8 @@ def sent(folder: pathlib.Path, axes: dict[str, int]) -> dict:
     order = [name for name in ("diloco", "data", "fsdp", "tensor", "expert") if name in axes]
     mesh = jax.make_mesh([axes[name] for name in order], order)
     newest = max(folder.glob("*train_step*after_optimizations.txt"))
-    found = jaxcomp.collective_bytes(newest.read_text(), mesh=mesh)
-    return {"+".join(axis) if isinstance(axis, tuple) else axis: n for axis, n in found.items()}
+    sent = jaxcomp.collective_bytes(newest.read_text(), mesh=mesh)
+    return {str(axis): n for axis, n in sent.items()}
 
 
 if __name__ == "__main__":

@@ -109,7 +109,8 @@ def main():
         compiled = nnx.jit(step).lower(model, trainer.optimizer, example).compile()
     result = {"program": "tunix_lora", "codec": args.codec, "seed": args.seed}
     result |= {"losses": record.losses, "seconds_to_first_step": round(record.seconds, 2)}
-    result |= {"bytes": {"all": jaxcomp.collective_bytes(compiled)}, "lines": 21}
+    sent = jaxcomp.collective_bytes(compiled, mesh=mesh)
+    result |= {"bytes": {str(axis): n for axis, n in sent.items()}, "lines": 21}
     print(json.dumps(result))
 
 

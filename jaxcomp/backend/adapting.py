@@ -27,7 +27,7 @@ from jaxcomp.types import AxisName, PyTree
 
 
 class Tracing:
-    """What is known about the program that is traced.
+    """The manual axes of the program that is traced.
 
     Args:
         names: the manual axes.

@@ -26,7 +26,7 @@ from jaxcomp.types import PyTree
 
 
 class Scale(NamedTuple):
-    """What becomes of a value if each example of the batch occurs twice.
+    """The change of a value if each example of the batch occurs twice.
 
     Attributes:
         by: the factor by which it is multiplied; None if it is not known.
@@ -46,7 +46,7 @@ class Scale(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What is known about one result.
+    """The change of one result.
 
     Attributes:
         scale: what becomes of it.

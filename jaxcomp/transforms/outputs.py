@@ -1,4 +1,4 @@
-"""What a loss returns beside its value, as it would be of the whole batch.
+"""Values that a loss returns beside its own, as they would be of the whole batch.
 
 Inside of the mapped function each worker has computed it for its own part of the batch.
 """

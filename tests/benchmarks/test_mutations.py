@@ -48,9 +48,10 @@ def test_results_are_of_these_texts_and_most_are_found_by_the_core_suite(
     found[first]["mutation"] = "of other texts"
     found[second]["stage"] = None
     assert failures() == [f"{first} was tried with its texts", f"a test finds {second}"]
-    for one in given[:10]:
+    late = len(given) // 8
+    for one in given[:late]:
         found[one["name"]]["stage"] = "full"
-    share = f"the core suite finds {len(given) - 10} of {len(given)} mutations"
+    share = f"the core suite finds {len(given) - late} of {len(given)} mutations"
     assert share in failures()
 
 

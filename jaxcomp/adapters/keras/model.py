@@ -153,14 +153,12 @@ class CompressedModel(Model):
         logs, metrics = self._logs(trained, rest, metrics, batch, loss, aux)
         return logs, (trained_, rest_, optimizer, metrics)
 
-    def fit(
-        self, x: Any = None, y: Any = None, batch_size: int | None = None, **kwargs: Any
-    ) -> Any:
+    def fit(self, x: Any = None, y: Any = None, batch_size: int | None = None, **extra: Any) -> Any:
         """As `keras.Model.fit`; with arrays, the last batch must be divisible too."""
-        if hasattr(x, "shape") and kwargs.get("steps_per_epoch") is None:
-            split = kwargs.get("validation_split") or 0
+        if hasattr(x, "shape") and extra.get("steps_per_epoch") is None:
+            split = extra.get("validation_split") or 0
             checks.check_arrays(x, batch_size, split, self._mesh, self._axis_name)
-        return super().fit(x, y, batch_size, **kwargs)
+        return super().fit(x, y, batch_size, **extra)
 
     def get_config(self) -> dict[str, Any]:
         """The model, and the codec as the line that builds it.
