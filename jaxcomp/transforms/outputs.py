@@ -97,7 +97,7 @@ def joined(tree: PyTree) -> PyTree:
 
 
 def _kind(path: str, x: Any, own: bool, found: Found | None, sums: tuple[str, ...]) -> str:
-    """What becomes of a value."""
+    """The kind of a value."""
     dtype = jnp.result_type(x)
     if not own:
         return "same"

@@ -22,7 +22,7 @@ Weight = str | Callable[..., Any] | float | None
 
 
 class WorkerLoss:
-    """What one worker does in a step, inside of the mapped function.
+    """The work of one worker in a step, inside of the mapped function.
 
     Attributes:
         loss_fn: the loss, or the function that returns its value.
