@@ -164,12 +164,13 @@ def main() -> None:
         __doc__,
         reporting.RESULTS / "programs",
         only=(dict.fromkeys(ENVIRONMENTS), "environments"),
+        skip=(0, "programs at the beginning to leave out, after a run that was stopped"),
     )
     pythons = {name: build(name, ENVIRONMENTS[name]) for name in options.only}
     missing = {name: word for name, word in pythons.items() if isinstance(word, str)}
     path = options.out / "programs.json"
     kept = reporting.read(path)["programs"] if path.exists() else {}
-    for program in PROGRAMS:
+    for program in PROGRAMS[options.skip :]:
         python = pythons.get(program.environment)
         if not isinstance(python, pathlib.Path):
             continue
@@ -184,10 +185,11 @@ def main() -> None:
                     f"{found['program']:50} {codec:9} {seed} {found['losses'][-1]:.5f}", flush=True
                 )
         kept[runs[0]["program"]] = runs
+        rows = [row(of_one) for of_one in kept.values()]
+        table = reporting.Table("Programs of others", COLUMNS, rows)
+        reporting.show(table, {"programs": kept}, options.out / "programs.md")
     for name, word in missing.items():
         print(f"left out: {name}: {word}")
-    table = reporting.Table("Programs of others", COLUMNS, [row(runs) for runs in kept.values()])
-    reporting.show(table, {"programs": kept}, options.out / "programs.md")
 
 
 def versions(python: pathlib.Path) -> str:
