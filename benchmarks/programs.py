@@ -8,7 +8,6 @@ as its last line. An environment whose Python or packages are missing is left ou
 """
 
 import json
-import os
 import pathlib
 import re
 import statistics
@@ -127,7 +126,7 @@ def run(python: pathlib.Path, program: Program, codec: str, seed: int) -> dict[s
     """What one run of a program printed; the end of its log if it failed."""
     command = [python, SOURCES / program.script, *program.arguments]
     command += ["--codec", codec, "--seed", str(seed)]
-    done = subprocess.run(command, text=True, capture_output=True, check=False, env=os.environ)
+    done = subprocess.run(command, text=True, capture_output=True, check=False)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         return "\n".join((done.stdout + done.stderr).splitlines()[-15:])
@@ -174,13 +173,13 @@ def main() -> None:
         python = pythons.get(program.environment)
         if not isinstance(python, pathlib.Path):
             continue
-        runs = []
+        runs, with_ = [], versions(python)
         for codec in program.codecs:
             for seed in range(SEEDS.get(codec, 1)):
                 found = run(python, program, codec, seed)
                 if isinstance(found, str):
                     raise SystemExit(f"{program.script} --codec {codec} failed:\n{found}")
-                runs.append(found | {"versions": versions(python)})
+                runs.append(found | {"versions": with_})
                 print(
                     f"{found['program']:50} {codec:9} {seed} {found['losses'][-1]:.5f}", flush=True
                 )

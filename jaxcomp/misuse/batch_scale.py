@@ -44,6 +44,14 @@ class Scale(NamedTuple):
     at: str = ""
     each: tuple[float, ...] = ()
 
+    @property
+    def grows(self) -> bool:
+        """Whether it is known to grow, or to shrink, with the number of examples, by powers of two.
+
+        A mean that is divided by n - 1 changes too, by another factor.
+        """
+        return self.by not in (1, None) and math.frexp(self.by)[0] == 0.5
+
 
 class Found(NamedTuple):
     """The change of one result.
@@ -179,11 +187,11 @@ def _step(one: Any, two: Any, inputs: list[Scale]) -> list[Scale]:
     at = next((x.at for x in inputs if x.at), "")
     found = Scale(_factor(one, two, inputs), batch, all(x.fixed for x in inputs), counted, at)
     if name == "div" and inputs[1].batch and (inputs[1].by or 1) != 1:
-        found = found._replace(counted=counted or _line(one) or "a quotient")
+        found = found._replace(counted=counted or lines.of_source(one.source_info) or "a quotient")
     if name in ("convert_element_type", "copy"):
         found = found._replace(each=inputs[0].each)
     if name in ("reduce_sum", "dot_general") and found.by != inputs[0].by:
-        found = found._replace(at=_line(one))
+        found = found._replace(at=lines.of_source(one.source_info))
     return [found] * count
 
 
@@ -207,7 +215,7 @@ def _factor(one: Any, two: Any, inputs: list[Scale]) -> float | None:
         contracted = one.params["dimension_numbers"][0][0]
         return by[0] * by[1] * _longer(one, two, contracted)
     if name == "integer_pow":
-        return by[0] ** one.params["y"]
+        return by[0] ** one.params["y"] if by[0] else None
     if name in _ADDED:
         rest = {x.by for x in given if not x.fixed} or {x.by for x in given}
         if name == "select_n" and all(x.fixed for x in given):  # The other one is for n = 0.
@@ -280,12 +288,6 @@ def _program(params: dict[str, Any], inputs: list[Scale]) -> Any:
     return None
 
 
-def _line(eqn: Any) -> str:
-    """The user's line of an equation."""
-    frames = getattr(getattr(eqn.source_info, "traceback", None), "frames", ())
-    return lines.of_user((f.file_name, f.line_num, f.function_name) for f in frames)
-
-
 _FEW = 16
 """Elements of the largest constant that is compared."""
 _ADDED = {"add", "add_any", "concatenate", "max", "min", "select_n", "sub", "scatter-add", "clamp"}
@@ -293,12 +295,5 @@ _LINEAR = {
     *("broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "gather", "name", "neg"),
     *("optimization_barrier", "pcast", "pvary", "reshape", "rev", "slice", "squeeze", "transpose"),
     *("abs", "reduce_max", "reduce_min", "psum", "psum_invariant", "real", "sharding_constraint"),
-    *(
-        "stop_gradient",
-        "cumsum",
-        "split",
-        "expand_dims",
-        "reduce_precision",
-        "dynamic_update_slice",
-    ),
+    *("cumsum", "dynamic_update_slice", "expand_dims", "reduce_precision", "split"),
 }

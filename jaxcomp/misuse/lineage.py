@@ -40,8 +40,7 @@ class Step(NamedTuple):
 
     def line(self) -> str:
         """The user's line that made the equation, or an empty string if it is unknown."""
-        frames = getattr(getattr(self.source, "traceback", None), "frames", ())
-        return lines.of_user((f.file_name, f.line_num, f.function_name) for f in frames)
+        return lines.of_source(self.source)
 
     def inside(self) -> Iterator["Step"]:
         """The equations of the programs that the equation contains, not of those within these."""

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 _BETWEEN = ("jax", "jaxcomp", "optax", "flax", "equinox", "jaxtyping", "beartype")
 """Libraries whose lines say nothing to a user."""
@@ -20,3 +21,9 @@ def of_user(frames: Iterable[tuple[str, int, str]]) -> str:
         if not file.startswith(folders):
             return f"{file}:{line} ({function})"
     return ""
+
+
+def of_source(source: Any) -> str:
+    """The user's line of an equation, from its `source_info`; empty if it is unknown."""
+    frames = getattr(getattr(source, "traceback", None), "frames", ())
+    return of_user((f.file_name, f.line_num, f.function_name) for f in frames)

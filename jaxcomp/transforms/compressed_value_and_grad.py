@@ -278,7 +278,8 @@ def _foreign(
     raw = (key_argnums,) if isinstance(key_argnums, int) else key_argnums
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        own = [gradients.fold_in_worker(x, axis_name, raw=n in raw) for n, x in enumerate(args)]
+        named = {number % len(args) for number in raw}
+        own = [gradients.fold_in_worker(x, axis_name, raw=n in named) for n, x in enumerate(args)]
         kwargs = {name: gradients.fold_in_worker(x, axis_name) for name, x in kwargs.items()}
         value, grads = function(*own, **kwargs)
         return value if has_aux else (value, ()), grads

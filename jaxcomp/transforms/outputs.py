@@ -68,7 +68,7 @@ def of_all(
     for path, (_, x), kind in zip(paths, flat, kinds, strict=True):
         if kind == "unknown":
             raise ValueError(
-                "`loss_fn` must return beside its value floating numbers, which are averaged over "
+                "`loss_fn` must return beside its value floating means, which are averaged over "
                 f"the workers, rows of examples, or what is the same on all workers, got '{path}' "
                 f"of {jnp.result_type(x)}{list(jnp.shape(x))}, which differs between them: name it "
                 f"in `sums`, as in sums=({path!r},), if it is a sum, or return it for each example"
@@ -107,8 +107,8 @@ def _kind(path: str, x: Any, own: bool, found: Found | None, sums: tuple[str, ..
         return "key"
     if found is not None and found.rows is not None:
         return f"{_ROWS}{found.rows}"
-    if found is not None and found.scale.by == 2:
-        return "unnamed sum"
+    if found is not None and found.scale.grows:
+        return "unnamed sum" if found.scale.by == 2 else "unknown"
     if jnp.issubdtype(dtype, jnp.inexact) and (found is not None or jnp.ndim(x) == 0):
         return _EQUAL if found is not None and not found.scale.counted else _BY_COUNT
     return "unknown"

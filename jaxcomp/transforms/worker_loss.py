@@ -2,7 +2,6 @@
 
 import fnmatch
 import functools
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -81,9 +80,11 @@ class WorkerLoss:
             for x in jax.tree.leaves(arg)
             if isinstance(x, jax.Array)
         ]
-        differ = uniform.differ(jax.tree.leaves(kept), known, self.axis_name)
+        leaves = jax.tree.leaves(kept)
         if axes.size(self.axis_name) == 1:
-            differ = [False] * len(differ)
+            differ = [False] * len(leaves)
+        else:
+            differ = uniform.differ(leaves, known, self.axis_name)
         means = functools.partial(over_workers.mean, axis_name=self.axis_name)
         beside = outputs.of_all(
             kept, differ, found and found[1:], self.sums, means, share, self.axis_name
@@ -110,10 +111,10 @@ class WorkerLoss:
             found = objects.call(value, list(plain), rest, self.axis_name)
             return found.results if isinstance(found, objects.Returned) else found
 
+        if axes.size(self.axis_name) == 1:  # All that is averaged or added up is the whole.
+            return None
         plain, rest = objects.part(tuple(args), batches)
         found = batch_scale.results(arrays, plain, batches)
-        if axes.size(self.axis_name) == 1:
-            return found
         if found is None:
             warnings.warn(
                 "`loss_fn` is another program for twice the number of examples, so that its sums "
@@ -123,7 +124,7 @@ class WorkerLoss:
             )
             return None
         loss = found[0].scale
-        if loss.by not in (1, None) and math.log2(loss.by).is_integer():
+        if loss.grows:
             raise ValueError(
                 "`loss_fn` must return the mean over its batch, got a value that is "
                 f"{loss.by:g} times as large for twice the examples{_at(loss.at)}: divide a sum by "

@@ -81,6 +81,20 @@ def test_means_sums_and_rows_are_told_apart(n):
         np.testing.assert_allclose(two[name], by[name] * one[name], rtol=2e-5)
 
 
+def test_only_powers_of_two_are_growth():
+    """Numbers that are not those of examples may vanish or change their sign."""
+
+    def values(x):
+        n = len(x)
+        deviation = ((x - x.mean()) ** 2).sum() / (n - 1)
+        return x.mean(), deviation, x.mean() * (4 - n), x.mean() * (6 - n), x.sum(), x.mean() / n
+
+    found = batch_scale.results(values, (jnp.ones(3),), (0,))
+    assert [one.scale.grows for one in found] == [False] * 4 + [True] * 2
+    vanishes = batch_scale.results(lambda x: (x * 0 + (6 - len(x))) ** -1, (jnp.ones(3),), (0,))
+    assert vanishes[0].rows == 0
+
+
 def test_programs_for_one_number_of_examples_are_not_read():
     def branches(x):
         return x.mean() if len(x) == 4 else jnp.tanh(x).mean()

@@ -299,6 +299,7 @@ WRONG = {
     "names": (lambda w, x: ((x @ w).mean(), {"n": (x > 0).sum()}), {}, r"sums=\('n',\)"),
     "floats": (lambda w, x: ((x @ w).mean(), {"n": x.sum()}), {}, r"sums=\('n',\)"),
     "glob": (lambda w, x: ((x @ w).mean(), {"n": x.sum()}), {"sums": ("m",)}, "names none"),
+    "twice": (lambda w, x: ((x @ w).mean(), {"n": x.mean() / len(x)}), {}, "'n' of float32"),
     "number": (lambda w, x: ((x @ w).mean(), {"n": (x > 0).argmax()}), {}, "'n' of int32"),
     "weight": (lambda w, x: ((x @ w).mean(), {"n": x.mean()}), {"weight": "m"}, "names none"),
 }
