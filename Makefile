@@ -10,7 +10,7 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) '.[examples,test,dev]'
+	$(PIP) '.[examples,test,stores,dev]'
 	@touch $(STAMP)
 
 demo: setup

@@ -16,6 +16,7 @@ from jaxcomp import (
     telemetry as telemetry,
     testing as testing,
     theory as theory,
+    weights as weights,
 )
 from jaxcomp.base import (
     Aggregate as Aggregate,

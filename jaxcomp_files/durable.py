@@ -1,4 +1,4 @@
-"""Files and folders that only their user reads, on the disk when a function returns."""
+"""Files and folders, on the disk when a function returns; only their user reads them by default."""
 
 import contextlib
 import hashlib
@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
 
 
-def make_folder(folder: pathlib.Path) -> None:
+def make_folder(folder: pathlib.Path, mode: int = 0o700) -> None:
     """Makes a folder, and those above it that are missing."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         with contextlib.suppress(FileExistsError):  # Another process was faster.
-            os.mkdir(path, 0o700)
+            os.mkdir(path, mode)
         sync(path.parent)
 
 
@@ -29,10 +29,10 @@ def sync(folder: pathlib.Path) -> None:
         os.close(number)
 
 
-def write_new(path: pathlib.Path, chunks: Iterable[Any]) -> tuple[int, str]:
+def write_new(path: pathlib.Path, chunks: Iterable[Any], mode: int = 0o600) -> tuple[int, str]:
     """Writes a file that must not exist; returns its size and its SHA-256."""
     size, summed = 0, hashlib.sha256()
-    with _opened(path, "xb") as file:
+    with _opened(path, "xb", mode) as file:
         for chunk in chunks:
             size += file.write(chunk)
             summed.update(chunk)
@@ -41,10 +41,10 @@ def write_new(path: pathlib.Path, chunks: Iterable[Any]) -> tuple[int, str]:
     return size, summed.hexdigest()
 
 
-def replace(path: pathlib.Path, data: bytes) -> None:
+def replace(path: pathlib.Path, data: bytes, mode: int = 0o600) -> None:
     """Writes a file in place of the one that has its name: at any time one of them is there."""
     draft = draft_of(path)
-    with _opened(draft, "wb") as file:
+    with _opened(draft, "wb", mode) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -75,5 +75,5 @@ def unseal(data: bytes) -> dict[str, Any]:
     return json.loads(text)
 
 
-def _opened(path: pathlib.Path, mode: str) -> BinaryIO:
-    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))  # type: ignore[return-value]
+def _opened(path: pathlib.Path, way: str, mode: int) -> BinaryIO:
+    return open(path, way, opener=lambda name, flags: os.open(name, flags, mode))  # type: ignore[return-value]

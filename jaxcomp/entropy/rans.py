@@ -40,7 +40,7 @@ _WORST = PRECISION + math.log2(1 + 1 / 16)
 
 
 @dataclasses.dataclass(frozen=True)
-class Rans(Coder, public=("checked", "head_bits")):
+class Rans(Coder, public=("checked", "encode_mixed", "head_bits")):
     """Interleaved rANS: within a hundredth of a bit of the entropy, plus 48 bits per lane.
 
     A stream consists of units of sixteen bits: the number of units that each lane has written (two
@@ -85,6 +85,28 @@ class Rans(Coder, public=("checked", "head_bits")):
         return frequencies(counts)
 
     def encode(self, symbols: Symbols, count: Counts, table: Table, words: int) -> Stream:
+        begins = jnp.cumsum(table, dtype=jnp.uint32) - table
+        return self.encode_mixed(symbols.astype(jnp.uint8), count, table, begins, words)
+
+    def encode_mixed(
+        self,
+        symbols: UInt8[Array, "n size"] | UInt16[Array, "n size"],
+        count: Counts,
+        table: Table,
+        begins: Table,
+        words: int,
+    ) -> Stream:
+        """Encodes symbols of several tables, each of which has 4096 slots.
+
+        A decoder must know the table of each symbol.
+
+        Args:
+            symbols: `[n, size]`, places in `table`.
+            count: `[n]`, the symbols of each row that are coded.
+            table: the frequency of each symbol of each table, one table after another.
+            begins: the first slot of each symbol in its table.
+            words: the length of a stream.
+        """
         n, size = symbols.shape
         plan = self._plan(size)
         room = 2 * words - plan.head
@@ -92,10 +114,10 @@ class Rans(Coder, public=("checked", "head_bits")):
             zero = jnp.zeros_like(count)
             return Stream(jnp.zeros((n, words), jnp.uint32), zero, zero)
         shape = (n, plan.blocks, plan.block, plan.lanes)
-        padded = jnp.pad(symbols.astype(jnp.uint8), ((0, 0), (0, math.prod(shape[1:]) - size)))
+        padded = jnp.pad(symbols, ((0, 0), (0, math.prod(shape[1:]) - size)))
         dealt = jnp.transpose(padded.reshape(shape), (1, 2, 0, 3))
         # A frequency with its first slot in the upper bits, so that one look-up is enough.
-        packed = ((jnp.cumsum(table, dtype=jnp.uint32) - table) << PRECISION) | table
+        packed = (begins << PRECISION) | table
         done, low, marks = _run(dealt, count, packed, plan, room)
         rows = jnp.moveaxis(marks, 0, 2).reshape(n, -1)
         lengths = jnp.sum(lax.population_count(rows.reshape(n, plan.lanes, -1)), axis=2)
@@ -262,7 +284,7 @@ class _Lanes(NamedTuple):
 
 
 def _run(
-    symbols: UInt8[Array, "blocks block n lanes"],
+    symbols: UInt8[Array, "blocks block n lanes"] | UInt16[Array, "blocks block n lanes"],
     count: Counts,
     packed: Table,
     plan: _Plan,

@@ -56,11 +56,11 @@ def measure(symbols: np.ndarray) -> Measure:
     present = np.flatnonzero(counts)
     if present.size == 1:
         return Measure(CONSTANT, None, 2)
-    frequencies = _frequencies(counts)
-    bits = np.sum(counts[present] * (PRECISION - np.log2(frequencies[present])))
+    found = frequencies(counts)
+    bits = np.sum(counts[present] * (PRECISION - np.log2(found[present])))
     rows = -(-symbols.size // _ROW)
-    head = 1 + len(_table(frequencies)) + rows * (_LENGTH.itemsize + 6 * _LANES)
-    coded = Measure(CODED, frequencies, head + bits / 8)
+    head = 1 + len(_table(found)) + rows * (_LENGTH.itemsize + 6 * _LANES)
+    coded = Measure(CODED, found, head + bits / 8)
     return coded if coded.size < raw.size else raw
 
 
@@ -95,7 +95,7 @@ def decode(reader: Reader, size: int) -> np.ndarray:
     raise MessageError(f"`data` must write streams by a method from 0 to 2, got {kind}")
 
 
-def _frequencies(counts: np.ndarray) -> np.ndarray:
+def frequencies(counts: np.ndarray) -> np.ndarray:
     """Frequencies out of 4096 in proportion to the counts; a symbol that occurs has at least one.
 
     Those of the coder's own table are never zero, which a few codes of few bits would pay for.

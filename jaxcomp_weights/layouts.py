@@ -1,0 +1,188 @@
+"""The layout of a model: its leaves, the tiles that processes write, and pieces of tiles.
+
+A tile is a rectangular part of a leaf that one process has; a whole leaf where nothing is sharded.
+The part of a process is a list of tiles. Long tiles are cut into pieces; short ones of one dtype
+are joined. Publisher and reader derive this from the layout alone.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxcomp_weights import patterns
+from jaxcomp_weights.errors import Damaged
+
+_MOST_DIMENSIONS = 32
+_MOST_PIECE = 1 << 28
+
+
+class Leaf(NamedTuple):
+    """An array of the model."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Tile(NamedTuple):
+    """A rectangular part of a leaf.
+
+    Attributes:
+        leaf: the number of the leaf.
+        start: the first index in each dimension.
+        shape: its own shape.
+    """
+
+    leaf: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Where it is in its leaf."""
+        return tuple(slice(a, a + n) for a, n in zip(self.start, self.shape, strict=True))
+
+
+class Run(NamedTuple):
+    """Tiles of one dtype that are coded as one array.
+
+    Attributes:
+        tiles: their numbers in their part.
+        dtype: the dtype.
+        sizes: for each tile the numbers in it; those of 64 bits count twice.
+    """
+
+    tiles: tuple[int, ...]
+    dtype: str
+    sizes: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The numbers in all tiles."""
+        return sum(self.sizes)
+
+    def pieces(self, size: int) -> Iterator[tuple[int, int]]:
+        """The first number and the number after the last one of each piece."""
+        for begin in range(0, self.size, size):
+            yield begin, min(begin + size, self.size)
+
+
+class Layout(NamedTuple):
+    """What all versions have in common.
+
+    Attributes:
+        leaves: the arrays.
+        parts: the tiles of each process.
+        piece: the most numbers in a piece.
+    """
+
+    leaves: tuple[Leaf, ...]
+    parts: tuple[tuple[Tile, ...], ...]
+    piece: int
+
+    def runs(self, part: int) -> list[Run]:
+        """The runs of a process: long tiles alone, then the short ones of each dtype."""
+        long, short = [], {}
+        for number, tile in enumerate(self.parts[part]):
+            name = self.leaves[tile.leaf].dtype
+            size = count(tile.shape, name)
+            if size >= self.piece // 4:
+                long.append(Run((number,), name, (size,)))
+            elif size:
+                short.setdefault(name, []).append((number, size))
+        joined = [
+            Run(tuple(number for number, _ in tiles), name, tuple(size for _, size in tiles))
+            for name, tiles in short.items()
+        ]
+        return [*long, *joined]
+
+    @property
+    def numbers(self) -> int:
+        """The numbers in all leaves."""
+        return sum(math.prod(leaf.shape) for leaf in self.leaves)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all leaves."""
+        return sum(math.prod(leaf.shape) * patterns.itemsize(leaf.dtype) for leaf in self.leaves)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON can have it."""
+        return {
+            "leaves": [[*leaf] for leaf in self.leaves],
+            "parts": [[[*tile] for tile in part] for part in self.parts],
+            "piece": self.piece,
+        }
+
+    @classmethod
+    def from_json(cls, found: Any) -> "Layout":
+        """The layout that `to_json` has written.
+
+        Raises:
+            Damaged: unless the tiles of each leaf cover it once.
+        """
+        try:
+            leaves = tuple(Leaf(str(n), str(d), _shape(s)) for n, d, s in found["leaves"])
+            parts = tuple(
+                tuple(Tile(int(leaf), _shape(a), _shape(n)) for leaf, a, n in part)
+                for part in found["parts"]
+            )
+            layout = cls(leaves, parts, int(found["piece"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise Damaged(f"its layout cannot be read: {error!r}") from None
+        layout.check()
+        return layout
+
+    def check(self) -> None:
+        """Raises `Damaged` unless names are unique and tiles cover each leaf once."""
+        names = {leaf.name for leaf in self.leaves}
+        if len(names) < len(self.leaves):
+            raise Damaged("two leaves have one name")
+        if not 4 <= self.piece <= _MOST_PIECE:
+            raise Damaged(f"its pieces have {self.piece} numbers")
+        for leaf in self.leaves:
+            if leaf.dtype not in patterns.FORMATS:
+                raise Damaged(f"leaf {leaf.name!r} has the unknown dtype {leaf.dtype!r}")
+        covered: list[list[Tile]] = [[] for _ in self.leaves]
+        for tile in (tile for part in self.parts for tile in part):
+            if not 0 <= tile.leaf < len(self.leaves):
+                raise Damaged(f"a tile is of leaf {tile.leaf}, of {len(self.leaves)}")
+            covered[tile.leaf].append(tile)
+        for leaf, tiles in zip(self.leaves, covered, strict=True):
+            _check_cover(leaf, tiles)
+
+
+def count(shape: Sequence[int], name: str) -> int:
+    """The coded numbers of an array: two for each of 64 bits."""
+    return math.prod(shape) * (2 if name in patterns.PAIRS else 1)
+
+
+def _shape(found: Sequence[Any]) -> tuple[int, ...]:
+    shape = tuple(found)
+    if len(shape) > _MOST_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError(f"{shape} is no shape")
+    return shape
+
+
+def _check_cover(leaf: Leaf, tiles: list[Tile]) -> None:
+    """Raises unless tiles are inside of the leaf, do not overlap, and have all of its numbers."""
+    for tile in tiles:
+        inside = len(tile.start) == len(tile.shape) == len(leaf.shape)
+        if not inside or any(
+            a + n > whole for a, n, whole in zip(tile.start, tile.shape, leaf.shape, strict=True)
+        ):
+            raise Damaged(f"a tile of {leaf.name!r} at {tile.start} is outside of {leaf.shape}")
+    volume = sum(math.prod(tile.shape) for tile in tiles)
+    whole = math.prod(leaf.shape)
+    if volume != whole:
+        raise Damaged(f"the tiles of {leaf.name!r} have {volume} numbers, and it has {whole}")
+    if len(tiles) < 2 or not whole:
+        return
+    boxes = np.array([[tile.start, np.add(tile.start, tile.shape)] for tile in tiles])
+    for number in range(len(tiles) - 1):
+        low = np.maximum(boxes[number + 1 :, 0], boxes[number, 0])
+        high = np.minimum(boxes[number + 1 :, 1], boxes[number, 1])
+        if np.any(np.all(low < high, axis=1)):
+            raise Damaged(f"two tiles of {leaf.name!r} overlap")

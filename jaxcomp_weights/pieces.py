@@ -1,0 +1,227 @@
+"""Pieces: up to a few million numbers of one dtype, and how each is decoded.
+
+A piece changes an array of bits in place. A patch names the changed numbers and their steps, in the
+order of the numbers, in one of two ways: `SMALL` is within a few percent of the entropy given each
+old number's exponent, `FAST` is larger and needs no old numbers to find the changed ones.
+"""
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxcomp_weights import alphabets, bitstreams, patterns, rans
+from jaxcomp_weights.errors import Damaged
+
+UNCHANGED, RAW, SMALL, FAST, SNAPSHOT, TABLE = range(6)
+"""Kinds of what is in a file: pieces of five kinds, and the tables of those that follow."""
+
+HEAD = struct.Struct("<BI")
+"""The kind and the bytes of what follows."""
+
+SMALL_HEAD = struct.Struct("<IIII")
+"""Changed numbers, lanes, units of the symbols, words of raw bits."""
+FAST_HEAD = struct.Struct("<IBxxxI")
+"""Changed numbers, lower bits of a position, bits of the sizes' lengths."""
+SNAPSHOT_HEAD = struct.Struct("<II")
+"""Lanes, units of the symbols."""
+_CLASSES = np.dtype("<u4")
+
+
+class Changes(NamedTuple):
+    """Numbers to change: their positions in the piece, ascending within a class, and new bits."""
+
+    positions: np.ndarray
+    old: np.ndarray
+    new: np.ndarray
+
+
+class Tables(NamedTuple):
+    """The tables in use, prepared for decoding."""
+
+    slots: np.ndarray
+
+    @classmethod
+    def read(cls, data: bytes, snapshot: bool) -> "Tables":
+        """Those of a file's item `TABLE`."""
+        sizes = alphabets.SNAPSHOT_SIZES if snapshot else alphabets.PATCH_SIZES
+        return cls(alphabets.slots(alphabets.read_tables(data, sizes)))
+
+
+def changes(kind: int, data: bytes, old: np.ndarray, name: str, tables: Tables | None) -> Changes:
+    """The changes of a piece of a patch.
+
+    Args:
+        kind: `SMALL` or `FAST`.
+        data: the piece.
+        old: the bits of the numbers before, one dimension.
+        name: their dtype.
+        tables: the tables in use.
+
+    Raises:
+        Damaged: if no publisher can have written it.
+    """
+    if kind == FAST:
+        positions, steps = _fast(data, old.size)
+    else:
+        if tables is None:
+            raise Damaged("a piece comes before its tables")
+        positions, steps = _small(data, patterns.classes(old, name), tables)
+    before = old[positions]
+    after = patterns.unorder(patterns.order(before, name) + steps.astype(old.dtype), name)
+    return Changes(positions, before, after)
+
+
+def snapshot(data: bytes, size: int, name: str, tables: Tables | None) -> np.ndarray:
+    """The bits of a piece that needs none before.
+
+    Raises:
+        Damaged: if no publisher can have written it.
+    """
+    if tables is None:
+        raise Damaged("a piece comes before its tables")
+    reader = _Parts(data)
+    lanes, count = reader.unpack(SNAPSHOT_HEAD)
+    units = reader.array(rans.UNIT, count)
+    kind = patterns.unsigned(name)
+    top = rans.decode(units, size, _lanes(lanes), tables.slots, None)
+    rest = reader.array(np.dtype(np.uint8), size * (kind.itemsize - 1))
+    reader.end()
+    planes = np.empty((size, kind.itemsize), np.uint8)
+    planes[:, :-1] = rest.reshape(size, kind.itemsize - 1)
+    planes[:, -1] = top
+    bits = planes.reshape(-1).view(kind)
+    return rotate_back(bits) if rotated(name) else bits
+
+
+def rotated(name: str) -> bool:
+    """Whether bits are rotated by one, so that the exponent is the highest byte."""
+    return patterns.FORMATS[name].exponent == 8
+
+
+def rotate_back(bits: np.ndarray) -> np.ndarray:
+    """The bits whose sign was moved to the lowest one."""
+    width = 8 * bits.dtype.itemsize
+    return (bits >> bits.dtype.type(1)) | (bits << bits.dtype.type(width - 1))
+
+
+def raw(data: bytes, size: int, name: str) -> np.ndarray:
+    """The bits of a piece that is not coded.
+
+    Raises:
+        Damaged: if its size is another.
+    """
+    kind = patterns.unsigned(name)
+    if len(data) != size * kind.itemsize:
+        raise Damaged(f"a piece of {size} numbers has {len(data)} bytes")
+    return np.frombuffer(data, kind)
+
+
+def _small(data: bytes, classes: np.ndarray, tables: Tables) -> tuple[np.ndarray, np.ndarray]:
+    """Positions, by class, and steps."""
+    reader = _Parts(data)
+    count, lanes, unit_count, raw_words = reader.unpack(SMALL_HEAD)
+    by_class = reader.array(_CLASSES, patterns.CLASSES).astype(np.int64)
+    if by_class.sum() != count or count > classes.size:
+        raise Damaged(f"{by_class.sum()} numbers of all classes change, and {count} in all")
+    units = reader.array(rans.UNIT, unit_count)
+    raw_stream = reader.array(bitstreams.WORD, raw_words)
+    reader.end()
+    context = np.repeat(np.arange(patterns.CLASSES, dtype=np.uint8), by_class)
+    contexts = np.concatenate([context, context + np.uint8(patterns.CLASSES)])
+    symbols = rans.decode(units, 2 * count, _lanes(lanes), tables.slots, contexts)
+    gap_symbols, step_symbols = symbols[:count], symbols[count:]
+    lengths = alphabets.GAPS.raw_bits(gap_symbols), alphabets.STEPS.raw_bits(step_symbols >> 1)
+    both = np.concatenate(lengths)
+    begins = bitstreams.begins(both)
+    if both.size and bitstreams.word_count(int(begins[-1] + both[-1])) != raw_words:
+        raise Damaged("the raw bits of a piece have another length")
+    bits = bitstreams.read(raw_stream, begins, both)
+    gaps = alphabets.GAPS.numbers(gap_symbols, bits[:count])
+    sizes = alphabets.STEPS.numbers(step_symbols >> 1, bits[count:]).astype(np.int64) + 1
+    steps = np.where(step_symbols & 1, -sizes, sizes)
+    return _positions(gaps, by_class, classes), steps
+
+
+def _positions(gaps: np.ndarray, by_class: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """The changed numbers, from the unchanged ones between two of their class."""
+    positions, begin = np.empty(gaps.size, np.int64), 0
+    for number in np.flatnonzero(by_class):
+        end = begin + int(by_class[number])
+        members = np.flatnonzero(classes == number)
+        ranks = np.cumsum(gaps[begin:end].astype(np.int64) + 1) - 1
+        if ranks[-1] >= members.size:
+            raise Damaged(f"number {ranks[-1]} of {members.size} in a class changes")
+        positions[begin:end] = members[ranks]
+        begin = end
+    return positions
+
+
+def _fast(data: bytes, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Positions, ascending, and steps."""
+    reader = _Parts(data)
+    count, low_bits, length_bits = reader.unpack(FAST_HEAD)
+    if count > size or low_bits > 31 or not count <= length_bits <= 32 * count:
+        raise Damaged(f"{count} of {size} numbers change, with {length_bits} bits of lengths")
+    streams = [
+        reader.array(bitstreams.WORD, bitstreams.word_count(bits))
+        for bits in stream_bits(count, size, low_bits, length_bits)
+    ]
+    reader.end()
+    high, low, signs, lengths, digits = streams
+    upper = bitstreams.ones(high)
+    if upper.size != count:
+        raise Damaged(f"{upper.size} positions are there, of {count}")
+    upper -= np.arange(count)
+    positions = (upper << low_bits) | bitstreams.every(low, count, low_bits)
+    if count and (positions[-1] >= size or np.any(np.diff(positions) <= 0)):
+        raise Damaged("the positions of a piece are not ascending, or end outside of it")
+    ends = bitstreams.ones(lengths)
+    if ends.size != count or (count and ends[-1] != length_bits - 1):
+        raise Damaged("the lengths of the steps are not as many as the steps")
+    width = np.diff(ends, prepend=-1) - 1  # Digits after the first one.
+    if count and width.max() > 31:
+        raise Damaged("a step has more than 32 bits")
+    rest = bitstreams.read(digits, bitstreams.begins(width), width).astype(np.int64)
+    sizes = rest | (np.int64(1) << width)
+    return positions, np.where(bitstreams.flags(signs, count), -sizes, sizes)
+
+
+def stream_bits(count: int, size: int, low_bits: int, length_bits: int) -> tuple[int, ...]:
+    """The bits of the streams of a fast piece.
+
+    They are: a one for each position and a zero for each carry; lower bits; signs; lengths of the
+    sizes in unary; digits of the sizes.
+    """
+    high = count + (max(size - 1, 0) >> low_bits) + 1
+    return high, count * low_bits, count, length_bits, length_bits - count
+
+
+def _lanes(lanes: int) -> int:
+    if not 0 < lanes <= 1 << 16:
+        raise Damaged(f"a stream has {lanes} lanes")
+    return lanes
+
+
+class _Parts:
+    """What is in a piece, one after another."""
+
+    def __init__(self, data: bytes):
+        self._data, self._place = data, 0
+
+    def unpack(self, form: struct.Struct) -> tuple[int, ...]:
+        return form.unpack(self._take(form.size))
+
+    def array(self, kind: np.dtype, count: int) -> np.ndarray:
+        return np.frombuffer(self._take(count * kind.itemsize), kind)
+
+    def end(self) -> None:
+        if self._place != len(self._data):
+            raise Damaged(f"a piece has {len(self._data) - self._place} bytes too many")
+
+    def _take(self, count: int) -> memoryview:
+        part = memoryview(self._data)[self._place : self._place + count]
+        if len(part) < count:
+            raise Damaged(f"a piece of {len(self._data)} bytes ends early")
+        self._place += count
+        return part

@@ -1,0 +1,360 @@
+"""A reader: the newest version of published weights, bit for bit."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxcomp_weights import documents, patterns, routes, selections, signing, stores, targets
+from jaxcomp_weights.checksums import Sum
+from jaxcomp_weights.documents import Entry, Id, Manifest
+from jaxcomp_weights.drafts import Draft
+from jaxcomp_weights.errors import Damaged, Untrusted, VersionGap, WeightsError
+from jaxcomp_weights.layouts import Layout
+
+_TRIES = 4
+"""How often a version is looked for that is removed while it is read."""
+_PAUSES = (0.05, 1.0)
+"""Seconds between two looks for a new version: at first, and at most."""
+
+
+class Change(NamedTuple):
+    """Numbers of a leaf that a new version has changed.
+
+    Attributes:
+        name: the name of the leaf.
+        shape: the shape of its array.
+        indices: positions in the flattened array, ascending; `int32`, or `int64` for 2³¹ numbers.
+        values: the new numbers.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    indices: np.ndarray
+    values: np.ndarray
+
+
+class _State(NamedTuple):
+    """A version that is shown."""
+
+    id: Id
+    manifest: Manifest
+    layout: Layout
+    selection: selections.Selection
+    arrays: dict[int, np.ndarray]
+    sums: dict[tuple[int, int], Sum]
+    weights: dict[str, np.ndarray]
+
+
+class Reader:
+    """Reads weights that a `jaxcomp.weights.Publisher` writes; needs numpy and fsspec alone.
+
+    A version is shown whole or not at all, and only after its checksums are right. The arrays of a
+    version are never changed: what was returned stays as it is. They are read-only.
+
+    Args:
+        url: where the weights are: a path, or a URL that fsspec can open.
+        select: names of leaves to read, or a dict from names to slices such as `np.s_[:, :128]`;
+            None for all.
+        verify: an ed25519 public key, as 32 bytes or a key of the package cryptography. All
+            documents must then be signed by it.
+        options: keyword arguments of fsspec's file system.
+
+    Raises:
+        ValueError: for a URL that cannot be opened, or another selection or key.
+
+    Example:
+        >>> import jaxcomp, jax.numpy as jnp
+        >>> with jaxcomp.weights.Publisher("memory://docs/reader") as publisher:
+        ...     publisher.publish({"w": jnp.ones(3, jnp.bfloat16)}, step=10)
+        >>> reader = Reader("memory://docs/reader")
+        >>> weights, version = reader.update()
+        >>> weights["w"].tolist(), version, reader.step
+        ([1.0, 1.0, 1.0], 1, 10)
+
+    Note:
+        Without the package ml_dtypes, arrays of bfloat16 and float8 are the unsigned integers of
+        their bits.
+    """
+
+    def __init__(
+        self,
+        url: "str | os.PathLike[str]",
+        *,
+        select: Any = None,
+        verify: Any = None,
+        options: dict[str, Any] | None = None,
+    ):
+        selections.check(select)
+        self._select = select
+        self._verify = None if verify is None else signing.verifier(verify)
+        self._store = stores.Store(url, options)
+        self._state: _State | None = None
+        self._generation: int | None = None
+        self._layouts: dict[str, Layout] = {}
+        self._written = targets.Written()
+
+    @property
+    def version(self) -> int | None:
+        """The number of the version that is shown; None before the first `update`."""
+        return None if self._state is None else self._state.id.number
+
+    @property
+    def step(self) -> int | None:
+        """The step of training of this version."""
+        return None if self._state is None else self._state.manifest.step
+
+    @property
+    def published(self) -> float | None:
+        """When `publish` was called for this version, in seconds since 1970."""
+        return None if self._state is None else self._state.manifest.time
+
+    def update(
+        self, into: Mapping[str, Any] | None = None, *, wait: float = 0.0
+    ) -> tuple[dict[str, np.ndarray], int]:
+        """Reads the newest version.
+
+        Args:
+            into: arrays of numpy or tensors of torch by name, such as `model.state_dict()`, into
+                which changed leaves are copied.
+            wait: seconds to wait for a version that is newer than the one shown.
+
+        Returns:
+            Arrays by name, and the number of the version. If there is none newer, those that are
+            shown.
+
+        Raises:
+            VersionGap: if the newest version cannot be reached.
+            Untrusted: with `verify`, for documents that are unsigned, altered or replayed.
+            WeightsError: if nothing is published yet.
+            ValueError: for a selection that the leaves do not have, or targets that do not fit.
+            OSError: if the store cannot be reached.
+        """
+        until, pause = time.monotonic() + wait, _PAUSES[0]
+        while not self._advance() and time.monotonic() < until:
+            time.sleep(min(pause, max(until - time.monotonic(), 0)))
+            pause = min(2 * pause, _PAUSES[1])
+        if self._state is None:
+            raise WeightsError(f"nothing is published at {self._store.url}")
+        weights = dict(self._state.weights)
+        if into is not None:
+            self._written.write(weights, self._state.layout, into)
+        return weights, self._state.id.number
+
+    def changes(self, *, most: int = 1 << 20, wait: float = 0.0) -> Iterator[Change]:
+        """Reads the newest version, and yields what it changes in the one shown before.
+
+        This is the form of sparse updates of inference engines. Before the first version, all
+        numbers change.
+
+        Args:
+            most: the most numbers in a `Change`.
+            wait: as for `update`.
+
+        Raises:
+            ValueError: for fewer numbers than one.
+            WeightsError: as for `update`.
+        """
+        if most < 1:
+            raise ValueError(f"`most` must be at least 1, got {most}")
+        before = {} if self._state is None else self._state.weights
+        after, _ = self.update(wait=wait)
+        return _changes(before, after, most)
+
+    def versions(self) -> list[Entry]:
+        """The versions that are listed, from the oldest to the newest."""
+        found = self._newest()
+        return [] if found is None else self._index(found)
+
+    def save(self, path: "str | os.PathLike[str]") -> None:
+        """Writes the shown version as a file of safetensors.
+
+        Raises:
+            WeightsError: before the first `update`.
+            ValueError: without the package safetensors.
+        """
+        if self._state is None:
+            raise WeightsError("no version is shown yet: call `update` first")
+        names = {leaf.name: leaf.dtype for leaf in self._state.layout.leaves}
+        targets.save(path, self._state.weights, names, {"step": str(self.step)})
+
+    def _advance(self) -> bool:
+        """Goes to the newest version; False if it is shown already, or nothing is published."""
+        reasons: list[str] = []
+        avoid: set[routes.Hop] = set()
+        for _ in range(_TRIES):
+            want = self._newest()
+            have = None if self._state is None else self._state.id
+            if want is None or want == have:
+                return False
+            if have is not None and want < have:
+                if self._verify is not None:
+                    raise Untrusted(
+                        f"version {want.number} is shown as the newest, and {have.number} was "
+                        "read before: an old document was replayed"
+                    )
+                return False
+            entries = self._index(want)
+            while (hops := routes.cheapest(entries, have, want, frozenset(avoid))) is not None:
+                failed = self._follow(hops)
+                if failed is None:
+                    return True
+                avoid.add(failed[0])
+                reasons.append(failed[1])
+            if self._newest() == want:
+                break
+        raise VersionGap(self._explain(want, entries, reasons))
+
+    def _newest(self) -> Id | None:
+        """The newest version. The owner is asked for if the pointer is as it was."""
+        if self._generation is not None:
+            found = self._pointer(self._generation)
+            if found is not None and (self._state is None or found > self._state.id):
+                return found
+        content = self._document(documents.OWNER)
+        if content is None:
+            return None
+        generation = content.get("generation")
+        if type(generation) is not int or generation < 0:
+            raise Damaged(f"{documents.OWNER} names the generation {generation!r}")
+        if self._generation is not None and generation < self._generation:
+            if self._verify is not None:
+                raise Untrusted(
+                    f"generation {generation} is shown as the owner, and {self._generation} was "
+                    "read before: an old document was replayed"
+                )
+        else:
+            self._generation = generation
+        return self._pointer(self._generation)
+
+    def _pointer(self, generation: int) -> Id | None:
+        content = self._document(documents.newest_name(generation))
+        return None if content is None else documents.read_id(content)
+
+    def _index(self, newest: Id) -> list[Entry]:
+        assert self._generation is not None
+        content = self._document(documents.index_name(self._generation))
+        found = [] if content is None else documents.read_index(content)
+        return [entry for entry in found if entry.id <= newest]
+
+    def _document(self, name: str) -> dict[str, Any] | None:
+        data = self._store.read(name, documents.MOST_BYTES)
+        return None if data is None else documents.unseal(name, data, self._verify)
+
+    def _follow(self, hops: list[routes.Hop]) -> tuple[routes.Hop, str] | None:
+        """Builds a version and shows it; or says which hop failed and why."""
+        draft, layout, selection, manifest = None, None, None, None
+        for hop in hops:
+            base, after = hop
+            try:
+                manifest = self._manifest(after)
+                its = self._layout(manifest.layout)
+                if base is None:
+                    self._check_tree(after, its)
+                    layout, selection = its, selections.select(its, self._select)
+                    draft = Draft(layout, selection)
+                elif draft is None:
+                    assert self._state is not None
+                    layout, selection = self._state.layout, self._state.selection
+                    draft = Draft(layout, selection, self._state.arrays, self._state.sums)
+                if layout != its:
+                    raise Damaged("its patch is for another layout")
+                files = next(way.files for way in manifest.ways if way.base == base)
+                if len(files) != len(its.parts) or len(manifest.sums) != len(its.parts):
+                    raise Damaged("its files are not as many as its parts")
+                for part, file in enumerate(files):
+                    with self._store.stream(file.name, file.size, file.sha256) as stream:
+                        draft.apply(stream, part, snapshot=base is None)
+                draft.check(manifest.sums)
+            except (Damaged, StopIteration) as error:
+                way = "the snapshot" if base is None else f"the patch from {base.number}"
+                return hop, f"{way} to {after.number}: {error or 'it is not in the manifest'}"
+        assert draft is not None
+        assert layout is not None
+        assert selection is not None
+        assert manifest is not None
+        self._show(_State(manifest.id, manifest, layout, selection, draft.arrays, draft.sums, {}))
+        return None
+
+    def _show(self, state: _State) -> None:
+        weights, before = {}, self._state
+        for number, leaf in enumerate(state.layout.leaves):
+            region = state.selection.regions.get(number)
+            if region is None or region.shown is None:
+                continue
+            array = state.arrays.get(number)
+            if array is None:  # It has no numbers.
+                array = np.zeros(region.shape, f"<u{patterns.itemsize(leaf.dtype)}")
+            elif before and before.arrays.get(number) is array and leaf.name in before.weights:
+                weights[leaf.name] = before.weights[leaf.name]
+                continue
+            array.flags.writeable = False
+            weights[leaf.name] = array.view(patterns.dtype(leaf.dtype))[(..., *region.shown)]
+        self._state = state._replace(weights=weights)
+
+    def _check_tree(self, after: Id, layout: Layout) -> None:
+        """Raises if the model is not the one that is shown: a consumer is built for its leaves."""
+        before = None if self._state is None else self._state.layout
+        if before is None or set(before.leaves) == set(layout.leaves):
+            return
+        old, new = set(before.leaves), set(layout.leaves)
+        gone = ", ".join(f"{x.name} {x.dtype}{list(x.shape)}" for x in sorted(old - new)[:5])
+        come = ", ".join(f"{x.name} {x.dtype}{list(x.shape)}" for x in sorted(new - old)[:5])
+        raise VersionGap(
+            f"version {after.number} has other leaves than version {self.version}, which is "
+            f"shown: gone: {gone or 'none'}; new: {come or 'none'}. A new Reader reads it"
+        )
+
+    def _manifest(self, version: Id) -> Manifest:
+        content = self._document(documents.manifest_name(version))
+        if content is None:
+            raise Damaged("its manifest is missing")
+        found = documents.read_manifest(content)
+        if found.id != version:
+            raise Damaged(f"its manifest is that of version {found.id.number}")
+        return found
+
+    def _layout(self, digest: str) -> Layout:
+        if digest not in self._layouts:
+            content = self._document(documents.layout_name(digest))
+            if content is None:
+                raise Damaged("its layout is missing")
+            self._layouts = {digest: Layout.from_json(content)}  # The last one is enough.
+        return self._layouts[digest]
+
+    def _explain(self, want: Id, entries: list[Entry], reasons: list[str]) -> str:
+        have = "no version" if self._state is None else f"version {self.version}"
+        listed = ", ".join(str(entry.id.number) for entry in entries[-10:])
+        whole = [entry.id.number for entry in entries if any(b is None for b, _ in entry.ways)]
+        return (
+            f"version {want.number} cannot be reached from {have} at {self._store.url}: "
+            f"{'; '.join(reasons) or 'no patch leads to it, and no snapshot'}. Listed are "
+            f"{listed or 'none'}; snapshots: {', '.join(map(str, whole[-5:])) or 'none'}. "
+            f"{have[0].upper()}{have[1:]} is still shown"
+        )
+
+
+def _changes(
+    before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray], most: int
+) -> Iterator[Change]:
+    for name, array in after.items():
+        old = before.get(name)
+        if old is array:
+            continue
+        kind = np.int32 if array.size < 2**31 else np.int64
+        flat, bits = array.reshape(-1), _bits(array)
+        was = None if old is None else _bits(old)
+        for begin in range(0, flat.size, most):
+            end = min(begin + most, flat.size)
+            if was is None:
+                where = np.arange(begin, end, dtype=kind)
+            else:
+                where = (np.flatnonzero(bits[begin:end] != was[begin:end]) + begin).astype(kind)
+            if where.size:
+                yield Change(name, array.shape, where, flat[where])
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(f"<u{array.dtype.itemsize}")

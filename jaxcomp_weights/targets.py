@@ -1,0 +1,111 @@
+"""Weights for others: arrays of numpy, tensors of torch, and files of safetensors."""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxcomp_weights import patterns
+from jaxcomp_weights.layouts import Layout
+
+_SAFETENSORS = {
+    "bfloat16": "bfloat16",
+    "bool": "bool",
+    **{name: name for name in patterns.FORMATS if name.startswith(("float", "int", "uint"))},
+}
+
+
+class Written:
+    """What was written into a mapping, so that only changed leaves are copied again."""
+
+    def __init__(self) -> None:
+        self._target: int | None = None
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def write(
+        self, weights: Mapping[str, np.ndarray], layout: Layout, into: Mapping[str, Any]
+    ) -> None:
+        """Copies changed leaves, after all targets are checked.
+
+        Raises:
+            ValueError: for missing targets, or other shapes or dtypes.
+        """
+        if not isinstance(into, Mapping):
+            raise ValueError(
+                "`into` must be a dict from names to arrays of numpy or tensors of torch, got "
+                f"{type(into).__name__}"
+            )
+        names = {leaf.name: leaf.dtype for leaf in layout.leaves}
+        for name, array in weights.items():
+            _check(name, names[name], array, into)
+        if self._target != id(into):
+            self._target, self._arrays = id(into), {}
+        for name, array in weights.items():
+            if self._arrays.get(name) is not array:
+                self._arrays.pop(name, None)
+                _copy(array, names[name], into[name])
+                self._arrays[name] = array
+
+
+def save(
+    path: "str | os.PathLike[str]",
+    weights: Mapping[str, np.ndarray],
+    names: Mapping[str, str],
+    about: dict[str, str],
+) -> None:
+    """Writes weights as a file of safetensors."""
+    try:
+        import safetensors
+    except ImportError:
+        raise ValueError("`save` needs the package safetensors: pip install safetensors") from None
+    held = {name: np.ascontiguousarray(array) for name, array in weights.items()}
+    tensors: Any = {
+        name: {
+            "dtype": _SAFETENSORS[names[name]],
+            "shape": list(array.shape),
+            "data": array.reshape(-1).view(np.uint8).tobytes(),
+        }
+        for name, array in held.items()
+    }
+    safetensors.serialize_file(tensors, os.fspath(path), about)
+
+
+def _check(name: str, dtype: str, array: np.ndarray, into: Mapping[str, Any]) -> None:
+    if name not in into:
+        raise ValueError(f"`into` must have all leaves that are read, got none named {name!r}")
+    target = into[name]
+    if _is_tensor(target):
+        came = str(target.dtype).removeprefix("torch.")
+    elif isinstance(target, np.ndarray) and target.flags.writeable:
+        came = target.dtype.name
+    else:
+        raise ValueError(
+            f"`into[{name!r}]` must be a writable array of numpy or a tensor of torch, got "
+            f"{type(target).__name__}"
+        )
+    if tuple(target.shape) != array.shape or came not in (dtype, array.dtype.name):
+        raise ValueError(
+            f"`into[{name!r}]` must be {dtype}{list(array.shape)}, got {came}{list(target.shape)}"
+        )
+
+
+def _copy(array: np.ndarray, dtype: str, target: Any) -> None:
+    if not _is_tensor(target):
+        np.copyto(target, array.view(target.dtype))
+        return
+    import torch
+
+    # By integers of the same bits: torch has bfloat16 and float8, and numpy may not.
+    width = array.dtype.itemsize
+    whole = np.ascontiguousarray(array).view(f"<i{width}")
+    whole = whole if whole.flags.writeable else whole.copy()
+    with torch.no_grad():
+        bits = torch.from_numpy(whole)
+        target.copy_(bits.view(target.dtype) if target.dtype != torch.bool else bits.bool())
+
+
+def _is_tensor(target: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(target, torch.Tensor)
