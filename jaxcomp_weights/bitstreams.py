@@ -2,7 +2,11 @@
 
 import numpy as np
 
+from jaxcomp_weights.errors import Damaged
+
 WORD = np.dtype("<u4")
+_DENSE = 16
+"""Where a sixteenth of all numbers is looked for, all positions are listed."""
 
 
 def read(words: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -43,6 +47,41 @@ def ones(words: np.ndarray) -> np.ndarray:
         [33, 35]
     """
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+
+
+def select(hits: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """The positions of the hits with these ranks, which ascend.
+
+    Raises:
+        Damaged: if there are fewer hits.
+
+    Example:
+        >>> select(np.array([0, 1, 0, 1, 1], bool), np.array([0, 2])).tolist()
+        [1, 4]
+    """
+    if _DENSE * ranks.size > hits.size:
+        places = np.flatnonzero(hits)
+        _check(ranks, places.size)
+        return places[ranks]
+    padded = np.pad(hits, (0, -hits.size % 64)) if hits.size % 64 else hits
+    words = np.packbits(padded, bitorder="little").view("<u8")
+    ends = np.cumsum(np.bitwise_count(words), dtype=np.int64)
+    _check(ranks, int(ends[-1]) if ends.size else 0)
+    word = np.searchsorted(ends, ranks, side="right")
+    bits = words[word]
+    left = (ranks - (ends[word] - np.bitwise_count(bits))).astype(np.uint8)
+    place = np.zeros(ranks.size, np.uint64)
+    for step in (32, 16, 8, 4, 2, 1):  # Half of the bits that are left, again and again.
+        low = np.bitwise_count((bits >> place) & np.uint64((1 << step) - 1))
+        beyond = left >= low
+        place += np.uint64(step) * beyond
+        left -= low * beyond
+    return word * 64 + place.astype(np.int64)
+
+
+def _check(ranks: np.ndarray, count: int) -> None:
+    if ranks.size and ranks[-1] >= count:
+        raise Damaged(f"number {ranks[-1]} of {count} in a class changes")
 
 
 def flags(words: np.ndarray, count: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxcomp_weights import checksums, patterns, pieces
+from jaxcomp_weights import checksums, patterns, pieces, rans
 from jaxcomp_weights.checksums import Sum
 from jaxcomp_weights.errors import Damaged
 from jaxcomp_weights.layouts import Layout, Run
@@ -11,6 +11,10 @@ from jaxcomp_weights.stores import Stream
 
 MAGIC = b"\x8bJXW\x01\x00\x00\x00"
 """The first bytes of a file of pieces: its kind and the version of its format."""
+
+
+_TOGETHER = 1 << 21
+"""Symbols that are decoded together, about: they take 16 MB, and numpy's calls are then few."""
 
 
 class Draft:
@@ -47,12 +51,19 @@ class Draft:
         for number, run in enumerate(self._layout.runs(part)):
             wanted = number in self._selection.runs[part]
             bits = self._begin(part, run, snapshot) if wanted else None
+            together: list[tuple[int, np.ndarray, pieces.Waiting]] = []
             for begin, end in run.pieces(self._layout.piece):
                 kind, data = self._next(stream, run, tables, snapshot)
-                if bits is not None:
-                    piece = bits[begin:end]
-                    self._decode(part, run, begin, piece, kind, data, tables, snapshot)
+                if bits is None:
+                    continue
+                waiting = self._decode(part, run, begin, bits[begin:end], kind, data, snapshot)
+                if waiting is not None:
+                    together.append((begin, bits[begin:end], waiting))
+                if sum(one.coded.count for _, _, one in together) > _TOGETHER:
+                    self._decode_together(part, run, together, tables.get(run.dtype), snapshot)
+                    together = []
             if bits is not None:
+                self._decode_together(part, run, together, tables.get(run.dtype), snapshot)
                 self._end(part, run, bits)
         stream.end()
 
@@ -138,44 +149,67 @@ class Draft:
         bits: np.ndarray,
         kind: int,
         data: bytes,
-        tables: dict[str, pieces.Tables],
         snapshot: bool,
-    ) -> None:
-        """Decodes a piece into its array, and updates the checksums."""
-        table = tables.get(run.dtype)
-        if snapshot:
-            if kind == pieces.SNAPSHOT:
-                bits[:] = pieces.snapshot(data, bits.size, run.dtype, table)
-            elif kind == pieces.RAW:
-                bits[:] = pieces.raw(data, bits.size, run.dtype)
-            else:
-                raise Damaged(f"a snapshot has a piece of kind {kind}")
-            for tile, first, inside in _meet(run, begin, bits.size):
-                before = self.sums[part, tile] if first else checksums.ZERO
-                self.sums[part, tile] = before + checksums.of(bits[inside], first)
-            return
-        if kind == pieces.UNCHANGED and not data:
-            return
+    ) -> pieces.Waiting | None:
+        """Decodes a piece into its array; or returns it, if its symbols wait for those of others."""
         if kind == pieces.RAW:
             fresh = pieces.raw(data, bits.size, run.dtype)
-            where = np.flatnonzero(fresh != bits)
-            found = pieces.Changes(where, bits[where], fresh[where])
-        elif kind in (pieces.SMALL, pieces.FAST):
-            found = pieces.changes(kind, data, bits, run.dtype, table)
-        else:
-            raise Damaged(f"a patch has a piece of kind {kind}")
-        bits[found.positions] = found.new
-        self._move(part, run, begin, bits.size, found)
+            if snapshot:
+                self._set(part, run, begin, bits, fresh)
+            else:
+                where = np.flatnonzero(fresh != bits)
+                self._move(part, run, begin, bits, pieces.Changes(where, bits[where], fresh[where]))
+        elif kind == pieces.SNAPSHOT and snapshot:
+            return pieces.snapshot(data, bits.size, run.dtype)
+        elif kind == pieces.SMALL and not snapshot:
+            return pieces.small(data, bits.size)
+        elif kind == pieces.FAST and not snapshot:
+            self._move(part, run, begin, bits, pieces.fast_changes(data, bits, run.dtype))
+        elif kind != pieces.UNCHANGED or snapshot or data:
+            raise Damaged(f"a file has a piece of kind {kind} with {len(data)} bytes")
+        return None
 
-    def _move(self, part: int, run: Run, begin: int, size: int, found: pieces.Changes) -> None:
-        """Updates the checksums by the numbers that a piece has changed."""
+    def _decode_together(
+        self,
+        part: int,
+        run: Run,
+        together: list[tuple[int, np.ndarray, pieces.Waiting]],
+        tables: pieces.Tables | None,
+        snapshot: bool,
+    ) -> None:
+        """Decodes pieces whose symbols are in the same tables."""
+        if not together:
+            return
+        if tables is None:
+            raise Damaged("a piece comes before its tables")
+        decoded = rans.decode([waiting.coded for _, _, waiting in together], tables.slots)
+        for (begin, bits, waiting), symbols in zip(together, decoded, strict=True):
+            if snapshot:
+                fresh = pieces.snapshot_bits(waiting, symbols, run.dtype)
+                self._set(part, run, begin, bits, fresh)
+            else:
+                found = pieces.small_changes(waiting, symbols, bits, run.dtype)
+                self._move(part, run, begin, bits, found)
+
+    def _set(self, part: int, run: Run, begin: int, bits: np.ndarray, fresh: np.ndarray) -> None:
+        """Sets the numbers of a piece, and their checksums."""
+        bits[:] = fresh
+        for tile, first, inside in _meet(run, begin, bits.size):
+            before = self.sums[part, tile] if first else checksums.ZERO
+            self.sums[part, tile] = before + checksums.of(bits[inside], first)
+
+    def _move(
+        self, part: int, run: Run, begin: int, bits: np.ndarray, found: pieces.Changes
+    ) -> None:
+        """Changes numbers of a piece, and their checksums."""
+        bits[found.positions] = found.new
         places = found.positions
         if len(run.tiles) > 1:
             order = np.argsort(places, kind="stable")
             places, old, new = places[order], found.old[order], found.new[order]
         else:
             old, new = found.old, found.new
-        for tile, first, inside in _meet(run, begin, size):
+        for tile, first, inside in _meet(run, begin, bits.size):
             low, high = 0, places.size
             if len(run.tiles) > 1:
                 low, high = np.searchsorted(places, (inside.start, inside.stop))

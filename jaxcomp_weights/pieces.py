@@ -48,50 +48,106 @@ class Tables(NamedTuple):
         return cls(alphabets.slots(alphabets.read_tables(data, sizes)))
 
 
-def changes(kind: int, data: bytes, old: np.ndarray, name: str, tables: Tables | None) -> Changes:
-    """The changes of a piece of a patch.
+class Waiting(NamedTuple):
+    """A piece whose symbols are decoded with those of others.
+
+    Attributes:
+        coded: its symbols.
+        rest: what else it has.
+        by_class: for a small patch, the changed numbers of each class.
+    """
+
+    coded: rans.Coded
+    rest: np.ndarray
+    by_class: np.ndarray | None = None
+
+
+def small(data: bytes, size: int) -> Waiting:
+    """A piece of a small patch of so many numbers.
+
+    Raises:
+        Damaged: if no publisher can have written it.
+    """
+    reader = _Parts(data)
+    count, lanes, unit_count, raw_words = reader.unpack(SMALL_HEAD)
+    by_class = reader.array(_CLASSES, patterns.CLASSES).astype(np.int64)
+    if by_class.sum() != count or count > size:
+        raise Damaged(f"{by_class.sum()} numbers of all classes change, and {count} in all")
+    units = reader.array(rans.UNIT, unit_count)
+    rest = reader.array(bitstreams.WORD, raw_words)
+    reader.end()
+    context = np.repeat(np.arange(patterns.CLASSES, dtype=np.uint8), by_class)
+    contexts = np.concatenate([context, context + np.uint8(patterns.CLASSES)])
+    return Waiting(rans.Coded(units, 2 * count, _lanes(lanes), contexts), rest, by_class)
+
+
+def small_changes(
+    waiting: Waiting, symbols: np.ndarray, old: np.ndarray, name: str
+) -> Changes:
+    """The changes of a piece of a small patch, from its symbols.
 
     Args:
-        kind: `SMALL` or `FAST`.
-        data: the piece.
+        waiting: the piece.
+        symbols: its decoded symbols.
         old: the bits of the numbers before, one dimension.
         name: their dtype.
-        tables: the tables in use.
 
     Raises:
         Damaged: if no publisher can have written it.
     """
-    if kind == FAST:
-        positions, steps = _fast(data, old.size)
-    else:
-        if tables is None:
-            raise Damaged("a piece comes before its tables")
-        positions, steps = _small(data, patterns.classes(old, name), tables)
-    before = old[positions]
-    after = patterns.unorder(patterns.order(before, name) + steps.astype(old.dtype), name)
-    return Changes(positions, before, after)
+    assert waiting.by_class is not None
+    count = symbols.size // 2
+    gap_symbols, step_symbols = symbols[:count], symbols[count:]
+    lengths = alphabets.GAPS.raw_bits(gap_symbols), alphabets.STEPS.raw_bits(step_symbols >> 1)
+    both = np.concatenate(lengths)
+    begins = bitstreams.begins(both)
+    if both.size and bitstreams.word_count(int(begins[-1] + both[-1])) != waiting.rest.size:
+        raise Damaged("the raw bits of a piece have another length")
+    bits = bitstreams.read(waiting.rest, begins, both)
+    gaps = alphabets.GAPS.numbers(gap_symbols, bits[:count])
+    sizes = alphabets.STEPS.numbers(step_symbols >> 1, bits[count:]).astype(np.int64) + 1
+    steps = np.where(step_symbols & 1, -sizes, sizes)
+    positions = _positions(gaps, waiting.by_class, patterns.classes(old, name))
+    return _changed(positions, steps, old, name)
 
 
-def snapshot(data: bytes, size: int, name: str, tables: Tables | None) -> np.ndarray:
-    """The bits of a piece that needs none before.
+def fast_changes(data: bytes, old: np.ndarray, name: str) -> Changes:
+    """The changes of a piece of a fast patch.
 
     Raises:
         Damaged: if no publisher can have written it.
     """
-    if tables is None:
-        raise Damaged("a piece comes before its tables")
+    return _changed(*_fast(data, old.size), old, name)
+
+
+def snapshot(data: bytes, size: int, name: str) -> Waiting:
+    """A piece of a snapshot of so many numbers.
+
+    Raises:
+        Damaged: if no publisher can have written it.
+    """
     reader = _Parts(data)
     lanes, count = reader.unpack(SNAPSHOT_HEAD)
     units = reader.array(rans.UNIT, count)
-    kind = patterns.unsigned(name)
-    top = rans.decode(units, size, _lanes(lanes), tables.slots, None)
-    rest = reader.array(np.dtype(np.uint8), size * (kind.itemsize - 1))
+    rest = reader.array(np.dtype(np.uint8), size * (patterns.unsigned(name).itemsize - 1))
     reader.end()
-    planes = np.empty((size, kind.itemsize), np.uint8)
-    planes[:, :-1] = rest.reshape(size, kind.itemsize - 1)
-    planes[:, -1] = top
+    return Waiting(rans.Coded(units, size, _lanes(lanes)), rest)
+
+
+def snapshot_bits(waiting: Waiting, symbols: np.ndarray, name: str) -> np.ndarray:
+    """The bits of a piece of a snapshot, from its symbols."""
+    kind = patterns.unsigned(name)
+    planes = np.empty((symbols.size, kind.itemsize), np.uint8)
+    planes[:, :-1] = waiting.rest.reshape(symbols.size, kind.itemsize - 1)
+    planes[:, -1] = symbols
     bits = planes.reshape(-1).view(kind)
     return rotate_back(bits) if rotated(name) else bits
+
+
+def _changed(positions: np.ndarray, steps: np.ndarray, old: np.ndarray, name: str) -> Changes:
+    before = old[positions]
+    after = patterns.unorder(patterns.order(before, name) + steps.astype(old.dtype), name)
+    return Changes(positions, before, after)
 
 
 def rotated(name: str) -> bool:
@@ -117,42 +173,13 @@ def raw(data: bytes, size: int, name: str) -> np.ndarray:
     return np.frombuffer(data, kind)
 
 
-def _small(data: bytes, classes: np.ndarray, tables: Tables) -> tuple[np.ndarray, np.ndarray]:
-    """Positions, by class, and steps."""
-    reader = _Parts(data)
-    count, lanes, unit_count, raw_words = reader.unpack(SMALL_HEAD)
-    by_class = reader.array(_CLASSES, patterns.CLASSES).astype(np.int64)
-    if by_class.sum() != count or count > classes.size:
-        raise Damaged(f"{by_class.sum()} numbers of all classes change, and {count} in all")
-    units = reader.array(rans.UNIT, unit_count)
-    raw_stream = reader.array(bitstreams.WORD, raw_words)
-    reader.end()
-    context = np.repeat(np.arange(patterns.CLASSES, dtype=np.uint8), by_class)
-    contexts = np.concatenate([context, context + np.uint8(patterns.CLASSES)])
-    symbols = rans.decode(units, 2 * count, _lanes(lanes), tables.slots, contexts)
-    gap_symbols, step_symbols = symbols[:count], symbols[count:]
-    lengths = alphabets.GAPS.raw_bits(gap_symbols), alphabets.STEPS.raw_bits(step_symbols >> 1)
-    both = np.concatenate(lengths)
-    begins = bitstreams.begins(both)
-    if both.size and bitstreams.word_count(int(begins[-1] + both[-1])) != raw_words:
-        raise Damaged("the raw bits of a piece have another length")
-    bits = bitstreams.read(raw_stream, begins, both)
-    gaps = alphabets.GAPS.numbers(gap_symbols, bits[:count])
-    sizes = alphabets.STEPS.numbers(step_symbols >> 1, bits[count:]).astype(np.int64) + 1
-    steps = np.where(step_symbols & 1, -sizes, sizes)
-    return _positions(gaps, by_class, classes), steps
-
-
 def _positions(gaps: np.ndarray, by_class: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """The changed numbers, from the unchanged ones between two of their class."""
     positions, begin = np.empty(gaps.size, np.int64), 0
     for number in np.flatnonzero(by_class):
         end = begin + int(by_class[number])
-        members = np.flatnonzero(classes == number)
         ranks = np.cumsum(gaps[begin:end].astype(np.int64) + 1) - 1
-        if ranks[-1] >= members.size:
-            raise Damaged(f"number {ranks[-1]} of {members.size} in a class changes")
-        positions[begin:end] = members[ranks]
+        positions[begin:end] = bitstreams.select(classes == np.uint8(number), ranks)
         begin = end
     return positions
 

@@ -27,6 +27,8 @@ _STEPS_FROM = CLASSES * GAPS.size
 _A_LANE = 2048
 """Symbols of a lane, which costs 48 bits."""
 _MOST_LANES = 4096
+_GROUP = 16
+"""Words of a bitmap that are counted together: few enough to look at all of them for each place."""
 
 
 class Symbols(NamedTuple):
@@ -115,15 +117,9 @@ def symbols(
     slots = where.size
     slot = jnp.arange(slots, dtype=jnp.int32)
     found = changed.at(old, new, where, count, form)
-    # The rank of a number in the order of classes: in the bitmap of all classes, one after another.
-    place = jnp.arange(old.size, dtype=jnp.int32)
-    inside = (place >= low) & (place < high)
-    context = jnp.where(inside, changed.classes(old, form), CLASSES).astype(jnp.uint8)
-    of_class = bitmap.of(context[None] == jnp.arange(CLASSES, dtype=jnp.uint8)[:, None])
+    of_class = _by_class(old, low, high, form)
     members = bitmap.count(of_class)
-    rank = bitmap.rank(
-        of_class.reshape(1, -1), (found.classes * (32 * of_class.shape[1]) + where)[None]
-    )[0]
+    rank = _rank(of_class.reshape(-1), found.classes * (32 * of_class.shape[1]) + where)
     # Sorted by rank: where each goes is its own rank in the bitmap of ranks.
     marks = jnp.zeros(-(-old.size // 32), jnp.uint32)
     word = jnp.where(found.valid, rank >> 5, marks.size)
@@ -158,6 +154,40 @@ def symbols(
         join(gap_length, step_length),
         by_class,
     )
+
+
+def _by_class(
+    old: UInt[Array, " size"], low: Array, high: Array, form: Format
+) -> UInt32[Array, "classes words"]:
+    """The bitmap of the numbers of each class, from one bitmap for each bit of the class."""
+    place = jnp.arange(old.size, dtype=jnp.int32)
+    context = changed.classes(old, form)
+    bits = CLASSES.bit_length() - 1
+    hits = [(context >> bit) & 1 == 1 for bit in range(bits)]
+    *planes, inside = bitmap.of(jnp.stack([*hits, (place >= low) & (place < high)]))
+    found = []
+    for number in range(CLASSES):
+        words = inside
+        for bit, plane in enumerate(planes):
+            words = words & (plane if number >> bit & 1 else ~plane)
+        found.append(words)
+    return jnp.stack(found)
+
+
+def _rank(words: UInt32[Array, " words"], place: Int32[Array, " k"]) -> Int32[Array, " k"]:
+    """The ones before each place in a bitmap, of which the places are few."""
+    ones = lax.population_count(words).astype(jnp.int32).reshape(-1, _GROUP)
+    sizes = jnp.sum(ones, axis=1)
+    before = jnp.cumsum(sizes) - sizes
+    word, group = place >> 5, place >> 5 >> (_GROUP.bit_length() - 1)
+    number = jnp.arange(_GROUP, dtype=jnp.int32)
+    its = jnp.take(words.reshape(-1, _GROUP), group, axis=0, mode="clip")
+    own = (jnp.uint32(1) << (place & 31).astype(jnp.uint32)) - 1
+    within = (word & (_GROUP - 1))[:, None]
+    mask = jnp.where(number < within, jnp.uint32(0xFFFFFFFF), 0)
+    mask = jnp.where(number == within, own[:, None], mask)
+    inside = jnp.sum(lax.population_count(its & mask).astype(jnp.int32), axis=1)
+    return jnp.take(before, group, mode="clip") + inside
 
 
 def _divide(numbers: UInt32[Array, " k"], alphabet: Alphabet) -> tuple[Array, Array, Array]:
