@@ -81,6 +81,8 @@ class Draft:
     def _begin(self, part: int, run: Run, snapshot: bool) -> np.ndarray:
         """The numbers of a run, in one array: a view of a leaf where that is possible."""
         tiles = self._layout.parts[part]
+        if snapshot:
+            self.sums.update({(part, tile): checksums.ZERO for tile in run.tiles})
         if len(run.tiles) == 1:
             view = self._array(tiles[run.tiles[0]].leaf, snapshot)
             region = self._selection.regions[tiles[run.tiles[0]].leaf]
@@ -195,8 +197,7 @@ class Draft:
         """Sets the numbers of a piece, and their checksums."""
         bits[:] = fresh
         for tile, first, inside in _meet(run, begin, bits.size):
-            before = self.sums[part, tile] if first else checksums.ZERO
-            self.sums[part, tile] = before + checksums.of(bits[inside], first)
+            self.sums[part, tile] += checksums.of(bits[inside], first)
 
     def _move(
         self, part: int, run: Run, begin: int, bits: np.ndarray, found: pieces.Changes
