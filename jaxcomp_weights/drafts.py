@@ -1,5 +1,7 @@
 """The next version while it is built: arrays are copied before they are changed."""
 
+from typing import Any
+
 import numpy as np
 
 from jaxcomp_weights import checksums, patterns, pieces, rans
@@ -50,21 +52,21 @@ class Draft:
         tables: dict[str, pieces.Tables] = {}
         for number, run in enumerate(self._layout.runs(part)):
             wanted = number in self._selection.runs[part]
-            bits = self._begin(part, run, snapshot) if wanted else None
-            together: list[tuple[int, np.ndarray, pieces.Waiting]] = []
+            numbers = _Numbers(self, part, run, snapshot) if wanted else None
+            together: list[tuple[int, int, pieces.Waiting]] = []
             for begin, end in run.pieces(self._layout.piece):
                 kind, data = self._next(stream, run, tables, snapshot)
-                if bits is None:
+                if numbers is None:
                     continue
-                waiting = self._decode(part, run, begin, bits[begin:end], kind, data, snapshot)
+                waiting = self._decode(numbers, begin, end, kind, data)
                 if waiting is not None:
-                    together.append((begin, bits[begin:end], waiting))
+                    together.append((begin, end, waiting))
                 if sum(one.coded.count for _, _, one in together) > _TOGETHER:
-                    self._decode_together(part, run, together, tables.get(run.dtype), snapshot)
+                    self._decode_together(numbers, together, tables.get(run.dtype))
                     together = []
-            if bits is not None:
-                self._decode_together(part, run, together, tables.get(run.dtype), snapshot)
-                self._end(part, run, bits)
+            if numbers is not None:
+                self._decode_together(numbers, together, tables.get(run.dtype))
+                numbers.put_back()
         stream.end()
 
     def check(self, expected: tuple[tuple[Sum, ...], ...]) -> None:
@@ -78,56 +80,33 @@ class Draft:
                 name = self._layout.leaves[self._layout.parts[part][tile].leaf].name
                 raise Damaged(f"{name!r} has the checksum {found}, expected {want}")
 
-    def _begin(self, part: int, run: Run, snapshot: bool) -> np.ndarray:
-        """The numbers of a run, in one array: a view of a leaf where that is possible."""
-        tiles = self._layout.parts[part]
-        if snapshot:
-            self.sums.update({(part, tile): checksums.ZERO for tile in run.tiles})
-        if len(run.tiles) == 1:
-            view = self._array(tiles[run.tiles[0]].leaf, snapshot)
-            region = self._selection.regions[tiles[run.tiles[0]].leaf]
-            view = view[region.slices(tiles[run.tiles[0]])]
-            if view.flags.c_contiguous:
-                return _flat(view, run.dtype)
-        parts = [
-            np.zeros(size, patterns.unsigned(run.dtype))
-            if snapshot
-            else _flat(np.ascontiguousarray(self._tile(part, tile)), run.dtype)
-            for tile, size in zip(run.tiles, run.sizes, strict=True)
-        ]
-        return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
+    def place(self, part: int, tile: int) -> tuple[int, Any]:
+        """The leaf of a tile, and where the tile is in what is kept of it."""
+        its = self._layout.parts[part][tile]
+        return its.leaf, self._selection.regions[its.leaf].slices(its)
 
-    def _end(self, part: int, run: Run, bits: np.ndarray) -> None:
-        """Puts the numbers of a run where they belong, unless they are there."""
-        begin = 0
-        for tile, size in zip(run.tiles, run.sizes, strict=True):
-            leaf = self._layout.parts[part][tile].leaf
-            target = self._array(leaf, True)[
-                self._selection.regions[leaf].slices(self._layout.parts[part][tile])
-            ]
-            if not np.shares_memory(target, bits):
-                target[...] = bits[begin : begin + size].view(target.dtype).reshape(target.shape)
-            begin += size
+    def tile(self, part: int, tile: int) -> np.ndarray:
+        """A tile as it is now, to read.
 
-    def _tile(self, part: int, tile: int) -> np.ndarray:
-        place = self._layout.parts[part][tile]
-        array = self.arrays.get(place.leaf)
-        if array is None:
+        Raises:
+            Damaged: if there is none yet.
+        """
+        leaf, where = self.place(part, tile)
+        if leaf not in self.arrays:
             raise Damaged("a patch comes before a snapshot")
-        return array[self._selection.regions[place.leaf].slices(place)]
+        return self.arrays[leaf][where]
 
-    def _array(self, leaf: int, fresh: bool) -> np.ndarray:
-        """The array of a leaf, that this draft may change."""
+    def own(self, part: int, tile: int) -> np.ndarray:
+        """A tile of an array that this draft may change."""
+        leaf, where = self.place(part, tile)
         if leaf not in self._own:
-            region, name = self._selection.regions[leaf], self._layout.leaves[leaf].dtype
             if leaf in self.arrays:
                 self.arrays[leaf] = self.arrays[leaf].copy()
-            elif fresh:
-                self.arrays[leaf] = np.zeros(region.shape, f"<u{patterns.itemsize(name)}")
             else:
-                raise Damaged("a patch comes before a snapshot")
+                size = patterns.itemsize(self._layout.leaves[leaf].dtype)
+                self.arrays[leaf] = np.zeros(self._selection.regions[leaf].shape, f"<u{size}")
             self._own.add(leaf)
-        return self.arrays[leaf]
+        return self.arrays[leaf][where]
 
     def _next(
         self, stream: Stream, run: Run, tables: dict[str, pieces.Tables], snapshot: bool
@@ -144,80 +123,119 @@ class Draft:
             tables[run.dtype] = pieces.Tables.read(data, snapshot)
 
     def _decode(
-        self,
-        part: int,
-        run: Run,
-        begin: int,
-        bits: np.ndarray,
-        kind: int,
-        data: bytes,
-        snapshot: bool,
+        self, numbers: "_Numbers", begin: int, end: int, kind: int, data: bytes
     ) -> pieces.Waiting | None:
-        """Decodes a piece into its array; or returns it, if its symbols wait for those of others."""
+        """Decodes a piece; or returns it, if its symbols wait for those of others."""
+        size, name, snapshot = end - begin, numbers.run.dtype, numbers.snapshot
         if kind == pieces.RAW:
-            fresh = pieces.raw(data, bits.size, run.dtype)
+            fresh = pieces.raw(data, size, name)
             if snapshot:
-                self._set(part, run, begin, bits, fresh)
+                self._set(numbers, begin, fresh)
             else:
-                where = np.flatnonzero(fresh != bits)
-                self._move(part, run, begin, bits, pieces.Changes(where, bits[where], fresh[where]))
+                old = numbers.read(begin, end)
+                where = np.flatnonzero(fresh != old)
+                self._move(numbers, begin, end, pieces.Changes(where, old[where], fresh[where]))
         elif kind == pieces.SNAPSHOT and snapshot:
-            return pieces.snapshot(data, bits.size, run.dtype)
+            return pieces.snapshot(data, size, name)
         elif kind == pieces.SMALL and not snapshot:
-            return pieces.small(data, bits.size)
+            return pieces.small(data, size)
         elif kind == pieces.FAST and not snapshot:
-            self._move(part, run, begin, bits, pieces.fast_changes(data, bits, run.dtype))
+            found = pieces.fast_changes(data, numbers.read(begin, end), name)
+            self._move(numbers, begin, end, found)
         elif kind != pieces.UNCHANGED or snapshot or data:
             raise Damaged(f"a file has a piece of kind {kind} with {len(data)} bytes")
         return None
 
     def _decode_together(
         self,
-        part: int,
-        run: Run,
-        together: list[tuple[int, np.ndarray, pieces.Waiting]],
+        numbers: "_Numbers",
+        together: list[tuple[int, int, pieces.Waiting]],
         tables: pieces.Tables | None,
-        snapshot: bool,
     ) -> None:
         """Decodes pieces whose symbols are in the same tables."""
         if not together:
             return
         if tables is None:
             raise Damaged("a piece comes before its tables")
+        name = numbers.run.dtype
         decoded = rans.decode([waiting.coded for _, _, waiting in together], tables.slots)
-        for (begin, bits, waiting), symbols in zip(together, decoded, strict=True):
-            if snapshot:
-                fresh = pieces.snapshot_bits(waiting, symbols, run.dtype)
-                self._set(part, run, begin, bits, fresh)
+        for (begin, end, waiting), symbols in zip(together, decoded, strict=True):
+            if numbers.snapshot:
+                self._set(numbers, begin, pieces.snapshot_bits(waiting, symbols, name))
             else:
-                found = pieces.small_changes(waiting, symbols, bits, run.dtype)
-                self._move(part, run, begin, bits, found)
+                old = numbers.read(begin, end)
+                self._move(numbers, begin, end, pieces.small_changes(waiting, symbols, old, name))
 
-    def _set(self, part: int, run: Run, begin: int, bits: np.ndarray, fresh: np.ndarray) -> None:
+    def _set(self, numbers: "_Numbers", begin: int, fresh: np.ndarray) -> None:
         """Sets the numbers of a piece, and their checksums."""
-        bits[:] = fresh
-        for tile, first, inside in _meet(run, begin, bits.size):
-            self.sums[part, tile] += checksums.of(bits[inside], first)
+        numbers.write(begin, begin + fresh.size)[:] = fresh
+        for tile, first, inside in _meet(numbers.run, begin, fresh.size):
+            self.sums[numbers.part, tile] += checksums.of(fresh[inside], first)
 
-    def _move(
-        self, part: int, run: Run, begin: int, bits: np.ndarray, found: pieces.Changes
-    ) -> None:
+    def _move(self, numbers: "_Numbers", begin: int, end: int, found: pieces.Changes) -> None:
         """Changes numbers of a piece, and their checksums."""
-        bits[found.positions] = found.new
-        places = found.positions
-        if len(run.tiles) > 1:
+        places, old, new = found
+        if not places.size:
+            return
+        numbers.write(begin, end)[places] = new
+        several = len(numbers.run.tiles) > 1
+        if several:
             order = np.argsort(places, kind="stable")
-            places, old, new = places[order], found.old[order], found.new[order]
-        else:
-            old, new = found.old, found.new
-        for tile, first, inside in _meet(run, begin, bits.size):
+            places, old, new = places[order], old[order], new[order]
+        for tile, first, inside in _meet(numbers.run, begin, end - begin):
             low, high = 0, places.size
-            if len(run.tiles) > 1:
+            if several:
                 low, high = np.searchsorted(places, (inside.start, inside.stop))
-            if low < high:
-                at = places[low:high] + (first - inside.start)
-                change = checksums.at(at, new[low:high]) - checksums.at(at, old[low:high])
-                self.sums[part, tile] += change
+            at = places[low:high] + (first - inside.start)
+            change = checksums.at(at, new[low:high]) - checksums.at(at, old[low:high])
+            self.sums[numbers.part, tile] += change
+
+
+class _Numbers:
+    """The numbers of a run as one array, which is a view of a leaf where that is possible.
+
+    Args:
+        draft: the draft.
+        part: the process.
+        run: the run.
+        snapshot: whether all numbers will be set.
+    """
+
+    def __init__(self, draft: Draft, part: int, run: Run, snapshot: bool):
+        self.part, self.run, self.snapshot = part, run, snapshot
+        self._draft = draft
+        if snapshot:
+            for tile in run.tiles:
+                draft.own(part, tile)
+                draft.sums[part, tile] = checksums.ZERO
+        tiles = [draft.tile(part, tile) for tile in run.tiles]
+        self._is_view = len(tiles) == 1 and tiles[0].flags.c_contiguous
+        self._is_own = not self._is_view or snapshot
+        flat = [_flat(np.ascontiguousarray(tile), run.dtype) for tile in tiles]
+        self._bits = flat[0] if len(flat) == 1 else np.concatenate(flat)
+
+    def read(self, begin: int, end: int) -> np.ndarray:
+        """Numbers as they are now."""
+        return self._bits[begin:end]
+
+    def write(self, begin: int, end: int) -> np.ndarray:
+        """Numbers that may be changed."""
+        if not self._is_own:
+            self._bits = _flat(self._draft.own(self.part, self.run.tiles[0]), self.run.dtype)
+            self._is_own = True
+        return self._bits[begin:end]
+
+    def put_back(self) -> None:
+        """Copies changed tiles to their leaves, unless the array is a view of one."""
+        if self._is_view:
+            return
+        begin = 0
+        for tile, size in zip(self.run.tiles, self.run.sizes, strict=True):
+            now = self._draft.tile(self.part, tile)
+            fresh = self._bits[begin : begin + size].view(now.dtype).reshape(now.shape)
+            if not np.array_equal(now, fresh):
+                self._draft.own(self.part, tile)[...] = fresh
+            begin += size
 
 
 def _meet(run: Run, begin: int, size: int) -> "list[tuple[int, int, slice]]":

@@ -173,7 +173,6 @@ class Reader:
 
         Raises:
             WeightsError: before the first `update`.
-            ValueError: without the package safetensors.
         """
         if self._state is None:
             raise WeightsError("no version is shown yet: call `update` first")

@@ -1,5 +1,6 @@
 """Weights for others: arrays of numpy, tensors of torch, and files of safetensors."""
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -11,10 +12,15 @@ from jaxcomp_weights import patterns
 from jaxcomp_weights.layouts import Layout
 
 _SAFETENSORS = {
-    "bfloat16": "bfloat16",
-    "bool": "bool",
-    **{name: name for name in patterns.FORMATS if name.startswith(("float", "int", "uint"))},
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "bool": "BOOL",
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
 }
+"""The names of dtypes in safetensors."""
 
 
 class Written:
@@ -55,21 +61,19 @@ def save(
     names: Mapping[str, str],
     about: dict[str, str],
 ) -> None:
-    """Writes weights as a file of safetensors."""
-    try:
-        import safetensors
-    except ImportError:
-        raise ValueError("`save` needs the package safetensors: pip install safetensors") from None
-    held = {name: np.ascontiguousarray(array) for name, array in weights.items()}
-    tensors: Any = {
-        name: {
-            "dtype": _SAFETENSORS[names[name]],
-            "shape": list(array.shape),
-            "data": array.reshape(-1).view(np.uint8).tobytes(),
-        }
-        for name, array in held.items()
-    }
-    safetensors.serialize_file(tensors, os.fspath(path), about)
+    """Writes weights as a file of safetensors: a header of JSON, then the arrays."""
+    header: dict[str, Any] = {"__metadata__": about}
+    end = 0
+    for name, array in weights.items():
+        begin, end = end, end + array.nbytes
+        dtype = _SAFETENSORS[names[name]]
+        header[name] = {"dtype": dtype, "shape": [*array.shape], "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # Arrays begin at a multiple of eight bytes.
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in weights.values():
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def _check(name: str, dtype: str, array: np.ndarray, into: Mapping[str, Any]) -> None:

@@ -90,6 +90,9 @@ def patch(
         sums: the checksums of the tiles of the version before, which this updates.
     """
     yield MAGIC
+    # The same tiles may lie on other devices now.
+    pairs = zip(before, after, strict=True)
+    before = [jax.device_put(old, next(iter(new.devices()))) for old, new in pairs]
     runs = layout.runs(part)
     found = [_find(before, after, run, layout) for run in runs]
     counts = jax.device_get([[count for _, count in run] for run in found])

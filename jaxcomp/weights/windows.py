@@ -49,7 +49,9 @@ def windows(tiles: Sequence[jax.Array], run: Run, piece: int) -> Iterator[Window
             low = begin - first
             yield Window(_slice(tiles[0], first, width=piece), low, low + end - begin)
         return
-    joined = _join(tuple(tiles), width=width(min(run.size, piece), piece))
+    device = next(iter(tiles[0].devices()))
+    near = tuple(jax.device_put(tile, device) for tile in tiles)
+    joined = _join(near, width=width(min(run.size, piece), piece))
     for number, (begin, end) in enumerate(run.pieces(piece)):
         yield Window(joined[number], 0, end - begin)
 
