@@ -48,7 +48,7 @@ export PYTHON311 PYTHON312 PYTHON313
 matrix:
 	$(PYTHON) tests/helpers/matrix.py $(ARGS)
 
-# MaxText, Keras, Tunix and Flax with the drop-in; each environment is built once, in .programs.
+# MaxText, Keras, Tunix, Kauldron and Flax with the drop-in; each environment is built once, in .programs.
 programs: setup
 	$(BIN)/python benchmarks/programs.py $(ARGS)
 

@@ -24,7 +24,7 @@ class Case(NamedTuple):
     Attributes:
         name: of it.
         compiled: the compiled program.
-        said: the bytes that its collectives should move, with loops once; None for a dense one.
+        said: the bytes that its collectives should move; None for a dense one.
     """
 
     name: str

@@ -58,6 +58,7 @@ ENVIRONMENTS: dict[str, Environment | None] = {
     "maxtext": Environment("3.12", ("-r", "examples/programs/maxtext.txt"), ("maxtext==0.2.5",)),
     "keras": Environment("3.11", ("-r", "examples/programs/keras.txt")),
     "tunix": Environment("3.12", ("-r", "examples/programs/tunix.txt")),
+    "kauldron": Environment("3.12", ("-r", "examples/programs/kauldron.txt"), ("kauldron==1.4.4",)),
 }
 
 PROGRAMS = (
@@ -65,6 +66,7 @@ PROGRAMS = (
     Program("own", "cookbook.py"),
     Program("keras", "keras_fit.py"),
     Program("tunix", "tunix_lora.py"),
+    Program("kauldron", "kauldron_train.py"),
     Program("maxtext", "maxtext_train.py", ("--mesh", "data=8")),
     Program("maxtext", "maxtext_train.py", ("--mesh", "data=2,fsdp=4")),
     Program("maxtext", "maxtext_train.py", ("--mesh", "data=2,fsdp=2,tensor=2")),
@@ -83,7 +85,7 @@ PROGRAMS = (
     ),
 )
 
-SLOW = ("diloco", "data", "batch")
+SLOW = ("diloco", "data", "batch", "devices")
 """The axes of the workers, by the names that the programs give them."""
 
 SEEDS = {"qsgd": 3}
@@ -193,7 +195,7 @@ def main() -> None:
 
 def versions(python: pathlib.Path) -> str:
     """The versions of Python and of what is most important."""
-    names = ("jax", "flax", "maxtext", "keras", "google-tunix")
+    names = ("jax", "flax", "maxtext", "keras", "google-tunix", "kauldron")
     ask = f"""
 import platform
 from importlib import metadata

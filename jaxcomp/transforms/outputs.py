@@ -18,6 +18,7 @@ from jaxcomp.misuse.batch_scale import Found
 from jaxcomp.types import Array, AxisName, PyTree
 
 _ROWS = "rows of examples, along dimension "
+_COUNT = "equal count on all workers"
 _EQUAL, _BY_COUNT = "mean of equal numbers", "mean of counted numbers"
 
 
@@ -99,9 +100,10 @@ def joined(tree: PyTree) -> PyTree:
 def _kind(path: str, x: Any, own: bool, found: Found | None, sums: tuple[str, ...]) -> str:
     """The kind of a value."""
     dtype = jnp.result_type(x)
-    if not own:
-        return "same"
-    if any(fnmatch.fnmatchcase(path, glob) for glob in sums):
+    named = any(fnmatch.fnmatchcase(path, glob) for glob in sums)
+    if not own:  # A constant may still count this worker's examples.
+        return _COUNT if named and found is not None and found.scale.by == 2 else "same"
+    if named:
         return "sum"
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return "key"
@@ -118,6 +120,8 @@ def _reduced(x: Any, kind: str, axis_name: AxisName) -> PyTree:
     """A value of all workers that is no mean."""
     if kind == "sum":
         return lax.psum(x, axis_name)
+    if kind == _COUNT:
+        return x * axes.size(axis_name)
     if kind == "key":  # As the state of a stream, which must be one for all: the first worker's.
         raw = axes.first(jax.random.key_data(x), axis_name)
         return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(x))

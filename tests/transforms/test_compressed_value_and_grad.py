@@ -316,6 +316,19 @@ def test_nothing_is_averaged_in_silence(mesh, name):
         jax.eval_shape(lambda w: grad_fn(w, BATCH["x"], key=0), PARAMS["a"])
 
 
+def test_a_count_that_is_equal_on_all_workers_is_added_up(mesh):
+    def loss_fn(w, x):
+        errors = (x @ w) ** 2
+        return errors.mean(), {"sum": errors.sum(), "count": jnp.float32(errors.size), "step": 3.0}
+
+    grad_fn = jaxcomp.compressed_value_and_grad(
+        loss_fn, mesh, "data", IDENTITY, has_aux=True, sums=("*",)
+    )
+    (loss, aux), _ = jax.jit(grad_fn)(PARAMS["a"], BATCH["x"], key=0)
+    assert aux["step"] == 3  # It does not grow with the batch.
+    np.testing.assert_allclose(aux["sum"] / aux["count"], loss, rtol=1e-6)
+
+
 def test_wrong_arguments(mesh):
     def make(**options):
         loss_fn = options.pop("loss_fn", lambda w, x: (x @ w).mean())
