@@ -81,9 +81,7 @@ def small(data: bytes, size: int) -> Waiting:
     return Waiting(rans.Coded(units, 2 * count, _lanes(lanes), contexts), rest, by_class)
 
 
-def small_changes(
-    waiting: Waiting, symbols: np.ndarray, old: np.ndarray, name: str
-) -> Changes:
+def small_changes(waiting: Waiting, symbols: np.ndarray, old: np.ndarray, name: str) -> Changes:
     """The changes of a piece of a small patch, from its symbols.
 
     Args:

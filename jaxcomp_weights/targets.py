@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxcomp_weights import patterns
 from jaxcomp_weights.layouts import Layout
 
 _SAFETENSORS = {

@@ -102,7 +102,8 @@ def _kind(path: str, x: Any, own: bool, found: Found | None, sums: tuple[str, ..
     dtype = jnp.result_type(x)
     named = any(fnmatch.fnmatchcase(path, glob) for glob in sums)
     if not own:  # A constant may still count this worker's examples.
-        return _COUNT if named and found is not None and found.scale.by == 2 else "same"
+        counts = found is not None and found.scale.by == 2
+        return "same" if not counts else _COUNT if named else "unnamed sum"
     if named:
         return "sum"
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):

@@ -1,6 +1,7 @@
 """Files of pieces, from the device: snapshots and patches of the tiles of one process."""
 
 import collections
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,12 +23,39 @@ Tiles = Sequence[jax.Array]
 
 
 class _Piece(NamedTuple):
-    """A piece that waits to be coded."""
+    """A piece that waits to be coded.
 
-    window: Window
+    Attributes:
+        new: its numbers.
+        begin: the first of them in the run.
+        old: for a patch, the numbers before.
+        found: the bitmap of those that change.
+        count: how many change.
+    """
+
+    new: Window
     begin: int
+    old: Window | None = None
     found: Any = None
     count: int = 0
+
+
+class _Changes(NamedTuple):
+    """A run of a patch: its tiles before and after, and what changes in each piece."""
+
+    run: Run
+    piece: int
+    before: Tiles
+    after: Tiles
+    found: list[Any]
+    counts: list[int]
+
+    def pieces(self) -> Iterator[_Piece]:
+        """The pieces; their windows are cut when they are needed."""
+        both = (windows(tiles, self.run, self.piece) for tiles in (self.before, self.after))
+        its = zip(*both, self.run.pieces(self.piece), self.found, self.counts, strict=True)
+        for old, new, (begin, _), found, count in its:
+            yield _Piece(new, begin, old, found, count)
 
 
 def snapshot(tiles: Tiles, layout: Layout, part: int, sums: list[Sum]) -> Iterator[bytes]:
@@ -42,33 +70,19 @@ def snapshot(tiles: Tiles, layout: Layout, part: int, sums: list[Sum]) -> Iterat
     sums[:] = [ZERO] * len(tiles)
     yield MAGIC
     for run in layout.runs(part):
-        rotated = pieces.rotated(run.dtype)
-        its, ends = _tiles(tiles, run), np.cumsum(run.sizes, dtype=np.int32)
-
-        def cut(its: Tiles = its, run: Run = run) -> Iterator[Window]:
-            return windows(its, run, layout.piece)
-
+        its, rotated = _tiles(tiles, run), pieces.rotated(run.dtype)
+        ends = np.cumsum(run.sizes, dtype=np.int32)
         counts = np.zeros(256, np.int64)
-        for histogram in [whole.histogram(*window, rotated=rotated) for window in cut()]:
-            counts += np.asarray(histogram)
-        table = _table(counts)
-        yield _item(pieces.TABLE, alphabets.write_tables([table]))
-        begins = _begins([table])
-
-        def code(
-            piece: _Piece,
-            table: np.ndarray = table,
-            begins: np.ndarray = begins,
-            rotated: bool = rotated,
-            ends: np.ndarray = ends,
-        ) -> Any:
-            sum_ = checksums.of_window(*piece.window, piece.begin, ends, tiles=ends.size)
-            return whole.encode(*piece.window, table, begins, rotated=rotated), sum_
-
-        work = (_Piece(window, begin) for window, (begin, _) in _numbered(cut(), run, layout))
+        for window in windows(its, run, layout.piece):
+            counts += np.asarray(whole.histogram(*window, rotated=rotated))
+        tables = [_table(counts)]
+        yield _item(pieces.TABLE, alphabets.write_tables(tables))
+        code = functools.partial(_code_whole, _joined(tables), rotated, ends)
+        cut = zip(windows(its, run, layout.piece), run.pieces(layout.piece), strict=True)
+        work = (_Piece(window, begin) for window, (begin, _) in cut)
         for piece, (coded, change) in _pipelined(work, code):
             _add(sums, run, change)
-            yield _whole(piece.window, coded)
+            yield _whole(piece.new, coded)
 
 
 def patch(
@@ -93,96 +107,96 @@ def patch(
     # The same tiles may lie on other devices now.
     pairs = zip(before, after, strict=True)
     before = [jax.device_put(old, next(iter(new.devices()))) for old, new in pairs]
-    runs = layout.runs(part)
-    found = [_find(before, after, run, layout) for run in runs]
-    counts = jax.device_get([[count for _, count in run] for run in found])
     current: dict[str, list[np.ndarray]] = {}
-    for run, bitmaps, its in zip(runs, found, counts, strict=True):
-        form = patterns.FORMATS[run.dtype]
-        ends = np.cumsum(run.sizes, dtype=np.int32)
-
-        def work(
-            run: Run = run, bitmaps: Any = bitmaps, its: Any = its
-        ) -> Iterator[tuple[Window, _Piece]]:
-            pair = (windows(_tiles(tiles, run), run, layout.piece) for tiles in (before, after))
-            numbered = _numbered(zip(*pair, strict=True), run, layout)
-            for ((old, new), (begin, _)), (bitmap, _), count in zip(
-                numbered, bitmaps, its, strict=True
-            ):
-                yield old, _Piece(new, begin, bitmap, int(count))
-
-        if coding == "small" and any(its):
-            tables = _patch_tables(work(), form, current.get(run.dtype))
+    for changes in _changes(before, after, layout, part):
+        run, form = changes.run, patterns.FORMATS[changes.run.dtype]
+        if coding == "small" and any(changes.counts):
+            tables = _patch_tables(changes, form, current.get(run.dtype))
             if tables is not current.get(run.dtype):
                 current[run.dtype] = tables
                 yield _item(pieces.TABLE, alphabets.write_tables(tables))
-        tables = current.get(run.dtype)
-        joined = None if tables is None else (np.concatenate(tables), _begins(tables))
-
-        def code(
-            both: tuple[Window, _Piece],
-            form: patterns.Format = form,
-            ends: np.ndarray = ends,
-            joined: Any = joined,
-        ) -> Any:
-            old, piece = both
-            new, count = piece.window, piece.count
-            if not count:
-                return None
-            slots = changed.capacity(count, new.bits.size)
-            where = changed.places(piece.found, slots)
-            change = checksums.of_changes(
-                old.bits, new.bits, where, count, new.low, piece.begin, ends, tiles=ends.size
-            )
-            given = (old.bits, new.bits, where, np.int32(count), new.low)
-            if coding == "fast":
-                split = fast.low_bits(count, new.high - new.low)
-                return fast.encode(*given, np.uint32(split), form=form), change
-            symbols = small.symbols(*given, new.high, form=form)
-            return small.encode(symbols, np.int32(count), *joined), change
-
-        for (_, piece), done in _pipelined(work(), code):
+        joined = _joined(current[run.dtype]) if run.dtype in current else None
+        code = functools.partial(
+            _code_changes, coding, joined, form, np.cumsum(run.sizes, dtype=np.int32)
+        )
+        for piece, done in _pipelined(changes.pieces(), code):
             if done is None:
                 yield _item(pieces.UNCHANGED)
                 continue
             coded, change = done
             _add(sums, run, change)
             if coding == "fast":
-                yield _shorter(pieces.FAST, _fast(piece, coded), piece.window)
+                yield _shorter(pieces.FAST, _fast(piece, coded), piece.new)
             else:
-                yield _shorter(pieces.SMALL, _small(piece, coded), piece.window)
+                yield _shorter(pieces.SMALL, _small(piece, coded), piece.new)
 
 
-def _find(before: Tiles, after: Tiles, run: Run, layout: Layout) -> list[tuple[Any, Any]]:
-    """The bitmap of changed numbers of each piece, and their number."""
-    pair = (windows(_tiles(tiles, run), run, layout.piece) for tiles in (before, after))
+def _changes(before: Tiles, after: Tiles, layout: Layout, part: int) -> list[_Changes]:
+    """The changes of each run; their numbers come to the host at once."""
+    runs, found = layout.runs(part), []
+    for run in runs:
+        both = (windows(_tiles(tiles, run), run, layout.piece) for tiles in (before, after))
+        pairs = zip(*both, strict=True)
+        found.append([changed.find(old.bits, *new) for old, new in pairs])
+    counts = jax.device_get([[count for _, count in its] for its in found])
     return [
-        changed.find(old.bits, new.bits, new.low, new.high) for old, new in zip(*pair, strict=True)
+        _Changes(
+            run,
+            layout.piece,
+            _tiles(before, run),
+            _tiles(after, run),
+            [bitmap for bitmap, _ in its],
+            [int(count) for count in numbers],
+        )
+        for run, its, numbers in zip(runs, found, counts, strict=True)
     ]
 
 
+def _code_whole(
+    joined: tuple[np.ndarray, np.ndarray], rotated: bool, ends: np.ndarray, piece: _Piece
+) -> Any:
+    """The streams of a piece of a snapshot, and the checksums of its tiles."""
+    change = checksums.of_window(*piece.new, piece.begin, ends, tiles=ends.size)
+    return whole.encode(*piece.new, *joined, rotated=rotated), change
+
+
+def _code_changes(
+    coding: str, joined: Any, form: patterns.Format, ends: np.ndarray, piece: _Piece
+) -> Any:
+    """The streams of a piece of a patch, and the change of checksums; None without changes."""
+    if not piece.count:
+        return None
+    given = _given(piece)
+    old, new, where, count, low = given
+    change = checksums.of_changes(old, new, where, count, low, piece.begin, ends, tiles=ends.size)
+    if coding == "fast":
+        split = fast.low_bits(piece.count, piece.new.high - piece.new.low)
+        return fast.encode(*given, np.uint32(split), form=form), change
+    symbols = small.symbols(*given, piece.new.high, form=form)
+    return small.encode(symbols, count, *joined), change
+
+
+def _given(piece: _Piece) -> tuple[Any, ...]:
+    """Old and new numbers, where they differ, how often, and the first position."""
+    assert piece.old is not None
+    where = changed.places(piece.found, changed.capacity(piece.count, piece.new.bits.size))
+    return piece.old.bits, piece.new.bits, where, np.int32(piece.count), piece.new.low
+
+
 def _patch_tables(
-    work: Iterator[tuple[Window, _Piece]],
-    form: patterns.Format,
-    current: list[np.ndarray] | None,
+    changes: _Changes, form: patterns.Format, current: list[np.ndarray] | None
 ) -> list[np.ndarray]:
     """Tables for a run: its own, or the current ones if that is shorter."""
     counts = np.zeros(small.ENTRIES, np.int64)
 
-    def occurrences(both: tuple[Window, _Piece]) -> Any:
-        old, piece = both
+    def occurrences(piece: _Piece) -> Any:
         if not piece.count:
-            return None
-        slots = changed.capacity(piece.count, old.bits.size)
-        where = changed.places(piece.found, slots)
-        window = piece.window
-        count = np.int32(piece.count)
-        given = (old.bits, window.bits, where, count, window.low, window.high)
-        return small.histogram(small.symbols(*given, form=form), count)
+            return 0
+        given = _given(piece)
+        return small.histogram(small.symbols(*given, piece.new.high, form=form), given[3])
 
-    for _, found in _pipelined(work, occurrences):
-        if found is not None:
-            counts += np.asarray(found)
+    for _, found in _pipelined(changes.pieces(), occurrences):
+        counts += np.asarray(found)
     split = np.split(counts, np.cumsum(alphabets.PATCH_SIZES)[:-1])
     own = [_table(each) for each in split]
     if current is not None:
@@ -216,14 +230,14 @@ def _table(counts: np.ndarray) -> np.ndarray:
     return frequencies(counts).astype(np.uint32)
 
 
-def _begins(tables: list[np.ndarray]) -> np.ndarray:
-    """The first slot of each symbol in its table, of all tables."""
-    parts = [np.cumsum(table, dtype=np.uint32) - table for table in tables]
-    return np.concatenate(parts).astype(np.uint32)
+def _joined(tables: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The frequencies of all tables, and the first slot of each symbol in its table."""
+    begins = [np.cumsum(table, dtype=np.uint32) - table for table in tables]
+    return np.concatenate(tables), np.concatenate(begins).astype(np.uint32)
 
 
 def _small(piece: _Piece, coded: small.Streams) -> bytes:
-    slots = changed.capacity(piece.count, piece.window.bits.size)
+    slots = changed.capacity(piece.count, piece.new.bits.size)
     units = int(coded.coded_bits) // 16
     raw = bitstreams.word_count(int(coded.raw_bits))
     head = pieces.SMALL_HEAD.pack(piece.count, small.coder(slots).lanes, units, raw)
@@ -233,7 +247,7 @@ def _small(piece: _Piece, coded: small.Streams) -> bytes:
 
 
 def _fast(piece: _Piece, coded: fast.Streams) -> bytes:
-    size = piece.window.high - piece.window.low
+    size = piece.new.high - piece.new.low
     split = fast.low_bits(piece.count, size)
     length_bits = int(coded.length_bits)
     bits = pieces.stream_bits(piece.count, size, split, length_bits)
@@ -256,10 +270,6 @@ def _words(stream: jax.Array, count: int) -> bytes:
 
 def _units(stream: jax.Array, count: int) -> bytes:
     return _words(stream, -(-count // 2))[: 2 * count]
-
-
-def _numbered(its: Any, run: Run, layout: Layout) -> Any:
-    return zip(its, run.pieces(layout.piece), strict=True)
 
 
 def _tiles(tiles: Tiles, run: Run) -> list[jax.Array]:

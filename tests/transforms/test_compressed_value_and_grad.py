@@ -327,6 +327,11 @@ def test_a_count_that_is_equal_on_all_workers_is_added_up(mesh):
     (loss, aux), _ = jax.jit(grad_fn)(PARAMS["a"], BATCH["x"], key=0)
     assert aux["step"] == 3  # It does not grow with the batch.
     np.testing.assert_allclose(aux["sum"] / aux["count"], loss, rtol=1e-6)
+    grad_fn = jaxcomp.compressed_value_and_grad(
+        loss_fn, mesh, "data", IDENTITY, has_aux=True, sums=("sum",)
+    )
+    with pytest.raises(ValueError, match="count"):  # It would be this worker's.
+        jax.eval_shape(lambda w: grad_fn(w, BATCH["x"], key=0), PARAMS["a"])
 
 
 def test_wrong_arguments(mesh):

@@ -133,7 +133,7 @@ def entropy(old, new):
 def test_what_does_not_change_is_a_few_bytes():
     old = [np.ones(5 * PIECE, np.float32), np.arange(9, dtype=np.int32)]
     layout = weights.layout_of(old, PIECE)
-    data, sums = weights.snapshot(old, layout)
+    _, sums = weights.snapshot(old, layout)
     for coding in weights.CODINGS:
         assert len(weights.patch(old, old, layout, coding, sums)[0]) < 64
 

@@ -165,9 +165,7 @@ def test_only_what_nobody_needs_is_removed(tmp_path):
     # The oldest kept version is 35; its snapshot is that of 33.
     assert [entry.id.number for entry in entries] == list(range(33, 41))
     names = {p.relative_to(tmp_path).as_posix() for p in (tmp_path / "files").iterdir()}
-    needed = {
-        documents.file_name(entry.id, base, 0) for entry in entries for base, _ in entry.ways
-    }
+    needed = {documents.file_name(entry.id, base, 0) for entry in entries for base, _ in entry.ways}
     assert names == needed | {"files/mine"}
     assert all(base is None or base in listed for entry in entries for base, _ in entry.ways)
     assert {p.name for p in (tmp_path / "manifests").iterdir()} == {str(one) for one in listed}
@@ -470,10 +468,12 @@ class TestSigned:
         [path] = [
             p
             for p in tmp_path.rglob("*")
-            if p.is_file() and p.relative_to(tmp_path).as_posix().startswith(name)
-            and "owners" not in p.parts and "0000000001" not in p.name
+            if p.is_file()
+            and p.relative_to(tmp_path).as_posix().startswith(name)
+            and "owners" not in p.parts
+            and "0000000001" not in p.name
         ]
-        text, checksum, signature, _ = path.read_bytes().split(b"\n")
+        text, _, signature, _ = path.read_bytes().split(b"\n")
         content = json.loads(text)
         content["more"] = 1
         forged = documents.seal(content.pop("name"), content).removesuffix(b"\n")
@@ -543,9 +543,9 @@ def test_a_folder_that_is_read_only_is_told(tmp_path):
 
 
 def test_wrong_arguments_are_told(url):
-    with pytest.raises(ValueError, match="`dtype` must be None or one of bfloat16.*got int32"):
+    with pytest.raises(ValueError, match=r"`dtype` must be None or one of bfloat16.*got int32"):
         Publisher(url, dtype=jnp.int32)
-    with pytest.raises(ValueError, match="`coding` must be one of.*got 'tiny'"):
+    with pytest.raises(ValueError, match=r"`coding` must be one of.*got 'tiny'"):
         Publisher(url, coding="tiny")
     with pytest.raises(ValueError, match="`keep` must be at least 1"):
         Publisher(url, keep=0)
@@ -559,7 +559,7 @@ def test_wrong_arguments_are_told(url):
     with pytest.raises(ValueError, match="`export` must return a dict from names to arrays"):
         publisher.publish(jnp.ones(3), 0)
     publisher = Publisher(url)
-    with pytest.raises(ValueError, match="`params` must have arrays of.*got complex64 in 'w'"):
+    with pytest.raises(ValueError, match=r"`params` must have arrays of.*got complex64 in 'w'"):
         publisher.publish({"w": jnp.ones(3, jnp.complex64)}, 0)
     with pytest.raises(ValueError, match="at least one array"):
         publisher.publish({}, 0)
