@@ -54,16 +54,14 @@ class Store:
             Damaged: if it is longer.
             OSError: if it cannot be read.
         """
-        with self._open(name) as file:
-            if file is None:
-                return None
-            parts, left = [], most + 1
-            while left > 0 and (part := file.read(min(left, _WHOLE))):
-                parts.append(part)
-                left -= len(part)
-        if left <= 0:
+        # In one request: a pointer or an index may be replaced between two.
+        try:
+            data = self._fs.cat_file(self._path(name), end=most + 1)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        if len(data) > most:
             raise Damaged(f"{name} has more than {most:,} bytes")
-        return b"".join(parts)
+        return data
 
     @contextlib.contextmanager
     def stream(self, name: str, size: int, sha256: str) -> "Iterator[Stream]":
