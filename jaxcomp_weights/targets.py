@@ -23,11 +23,10 @@ _SAFETENSORS = {
 
 
 class Written:
-    """What was written into a mapping, so that only changed leaves are copied again."""
+    """What was written where, so that only changed leaves are copied again."""
 
     def __init__(self) -> None:
-        self._target: int | None = None
-        self._arrays: dict[str, np.ndarray] = {}
+        self._written: dict[str, tuple[np.ndarray, Any]] = {}
 
     def write(
         self, weights: Mapping[str, np.ndarray], layout: Layout, into: Mapping[str, Any]
@@ -45,13 +44,11 @@ class Written:
         names = {leaf.name: leaf.dtype for leaf in layout.leaves}
         for name, array in weights.items():
             _check(name, names[name], array, into)
-        if self._target != id(into):
-            self._target, self._arrays = id(into), {}
         for name, array in weights.items():
-            if self._arrays.get(name) is not array:
-                self._arrays.pop(name, None)
+            before, target = self._written.pop(name, (None, None))
+            if before is not array or not _is_same(target, into[name]):
                 _copy(array, names[name], into[name])
-                self._arrays[name] = array
+            self._written[name] = array, into[name]
 
 
 def save(
@@ -107,6 +104,18 @@ def _copy(array: np.ndarray, dtype: str, target: Any) -> None:
     with torch.no_grad():
         bits = torch.from_numpy(whole)
         target.copy_(bits.view(target.dtype) if target.dtype != torch.bool else bits.bool())
+
+
+def _is_same(target: Any, other: Any) -> bool:
+    """Whether two targets are one. `state_dict` makes new tensors of the same memory."""
+    if target is other:
+        return True
+    if not (_is_tensor(target) and _is_tensor(other)):
+        return False
+    places = [
+        (x.device, x.data_ptr(), x.dtype, tuple(x.shape), x.stride()) for x in (target, other)
+    ]
+    return places[0] == places[1]
 
 
 def _is_tensor(target: Any) -> bool:
