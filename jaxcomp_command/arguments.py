@@ -19,6 +19,7 @@ _ABOUT = {
     "audit": "Counts the bytes that one device sends in a compiled program, from its saved HLO.",
     "report": "Draws a run as one picture, from the file of jaxcomp.telemetry.Csv; lists alarms.",
     "fit": "Says how well the laws that sidco assumes fit your gradients, and draws it.",
+    "weights": "Lists the versions of weights at a URL: bytes, ratios, ages; checks their files.",
 }
 _EXPRESSIONS = """\
 Codecs and reducers are written as in Python, with the public names of jaxcomp, numbers, strings and
@@ -45,6 +46,7 @@ examples:
   jaxcomp plan --gradients early.npz late.npz --budget 400kB --workers 8 --link 100Mbit
   jaxcomp plan --params 1e9 --workers 4x8 --link 25Gbit --fast-link 400Gbit --fsdp
   jaxcomp plan --params 1e9 --workers 8 --link 1Gbit --fsdp --codec 'mx("mxfp8") / qsgd_inf(bits=4)'
+  jaxcomp plan --weights 7e9 --link 100Mbit --rate 3e-6
   jaxcomp plan --params 125e6 --workers 4 --link 100Mbit --latency 25ms --step 250ms --every 100 \
     --sites --codec 'chunk_top_k() / qsgd_inf(bits=8)'
 
@@ -81,6 +83,13 @@ or run examples/byte_lm.py --codec dense --save-gradients. Give them in the orde
 examples:
   jaxcomp fit early.npz middle.npz late.npz
   jaxcomp fit gradients/*.npz --share 0.001 --plot fit.svg""",
+    "weights": """\
+jaxcomp.weights.Publisher writes them, and jaxcomp_weights.Reader reads them.
+
+examples:
+  jaxcomp weights s3://bucket/run
+  jaxcomp weights runs/weights --verify
+  jaxcomp weights https://host/run --verify --key 6f1c...e2""",
 }
 
 
@@ -110,6 +119,10 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
             near = [f"--codec {rest[0]!r}"]
         said = f"; did you mean {near[0]}?" if near else ""
         commands[first].error(f"{rest[0]!r} must be an option of this command{said}")
+    if first == "plan":
+        needed = {"--workers": args.workers or args.weights, "--link": args.link}
+        if missing := [text for text, value in needed.items() if value is None]:
+            commands[first].error(f"the following arguments are required: {', '.join(missing)}")
     return args
 
 
@@ -136,7 +149,7 @@ def build() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     }
     for name, command in commands.items():
         command.add_argument("--json", action="store_true", help="print JSON")
-        if name not in ("audit", "report", "fit"):
+        if name not in ("audit", "report", "fit", "weights"):
             command.add_argument(
                 "--codec", nargs="+", metavar="EXPRESSION", help="these, and no others"
             )
@@ -170,6 +183,7 @@ def build() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         help="the records of a window of the alarms (default: 50, as in Log)",
     )
     _options_of_fit(commands["fit"].add_argument)
+    _options_of_weights(commands["weights"].add_argument)
     _options_of_plan(commands["plan"].add_argument)
     return parser, commands
 
@@ -218,6 +232,17 @@ def _options_of_fit(add: Callable[..., Any]) -> None:
     )
 
 
+def _options_of_weights(add: Callable[..., Any]) -> None:
+    add("url", help="where they are published: a path, or a URL that fsspec opens")
+    add("--verify", action="store_true", help="read and check the files of all versions")
+    add(
+        "--key",
+        type=options.key,
+        metavar="HEX",
+        help="the ed25519 public key that must have signed all documents, in hexadecimal",
+    )
+
+
 def _options_of_plan(add: Callable[..., Any]) -> None:
     _options_of_model(add)
     _options_of_links(add)
@@ -262,6 +287,19 @@ def _options_of_model(add: Callable[..., Any]) -> None:
         help="a tree of parameters or shapes, or what returns one",
     )
     add(
+        "--weights",
+        type=options.count,
+        help="plan patches of so many weights, as in 7e9, from a trainer to readers, instead of "
+        "means of gradients; with --rate and --rms",
+    )
+    add("--rate", type=options.number(0), help="with --weights, the learning rate, as in 3e-6")
+    add(
+        "--rms",
+        type=options.number(0),
+        default=0.2,
+        help="with --weights, the root mean square of Adam's step at rate 1 (default: 0.2)",
+    )
+    add(
         "--gradients",
         nargs="+",
         type=pathlib.Path,
@@ -278,11 +316,10 @@ def _options_of_model(add: Callable[..., Any]) -> None:
 
 
 def _options_of_links(add: Callable[..., Any]) -> None:
-    add("--workers", type=options.workers, required=True, help="8; or 4x8: hosts of eight devices")
+    add("--workers", type=options.workers, help="8; or 4x8: hosts of eight devices")
     add(
         "--link",
         type=options.bandwidth,
-        required=True,
         help="speed of the slow link of one worker, or of one host with --workers 4x8, as in "
         "10Gbps or 1.25GB/s",
     )

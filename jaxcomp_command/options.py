@@ -100,6 +100,13 @@ def time_or_name(text: str) -> float | str:
     return text if ":" in text else seconds(text)
 
 
+def key(text: str) -> str:
+    """The 32 bytes of a public key, in hexadecimal."""
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
+        raise argparse.ArgumentTypeError(f"must be 64 hexadecimal digits, got {text!r}")
+    return text
+
+
 def name(text: str) -> str:
     """`MODULE:NAME`, which is imported later."""
     module, _, attribute = text.partition(":")

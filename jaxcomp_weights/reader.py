@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxcomp_weights import documents, patterns, routes, selections, signing, stores, targets
+from jaxcomp_weights import patterns, routes, selections, targets
 from jaxcomp_weights.checksums import Sum
 from jaxcomp_weights.documents import Entry, Id, Manifest
 from jaxcomp_weights.drafts import Draft
 from jaxcomp_weights.errors import Damaged, Untrusted, VersionGap, WeightsError
 from jaxcomp_weights.layouts import Layout
+from jaxcomp_weights.source import Source
 
 _TRIES = 4
 """How often a version is looked for that is removed while it is read."""
@@ -89,11 +90,8 @@ class Reader:
     ):
         selections.check(select)
         self._select = select
-        self._verify = None if verify is None else signing.verifier(verify)
-        self._store = stores.Store(url, options)
+        self._source = Source(url, verify, options)
         self._state: _State | None = None
-        self._generation: int | None = None
-        self._layouts: dict[str, Layout] = {}
         self._written = targets.Written()
 
     @property
@@ -137,7 +135,7 @@ class Reader:
             time.sleep(min(pause, max(until - time.monotonic(), 0)))
             pause = min(2 * pause, _PAUSES[1])
         if self._state is None:
-            raise WeightsError(f"nothing is published at {self._store.url}")
+            raise WeightsError(f"nothing is published at {self._source.url}")
         weights = dict(self._state.weights)
         if into is not None:
             self._written.write(weights, self._state.layout, into)
@@ -165,8 +163,8 @@ class Reader:
 
     def versions(self) -> list[Entry]:
         """The versions that are listed, from the oldest to the newest."""
-        found = self._newest()
-        return [] if found is None else self._index(found)
+        found = self._source.newest()
+        return [] if found is None else self._source.index(found)
 
     def save(self, path: "str | os.PathLike[str]") -> None:
         """Writes the shown version as a file of safetensors.
@@ -184,63 +182,27 @@ class Reader:
         reasons: list[str] = []
         avoid: set[routes.Hop] = set()
         for _ in range(_TRIES):
-            want = self._newest()
             have = None if self._state is None else self._state.id
+            want = self._source.newest(have)
             if want is None or want == have:
                 return False
             if have is not None and want < have:
-                if self._verify is not None:
+                if self._source.signed:
                     raise Untrusted(
                         f"version {want.number} is shown as the newest, and {have.number} was "
                         "read before: an old document was replayed"
                     )
                 return False
-            entries = self._index(want)
+            entries = self._source.index(want)
             while (hops := routes.cheapest(entries, have, want, frozenset(avoid))) is not None:
                 failed = self._follow(hops)
                 if failed is None:
                     return True
                 avoid.add(failed[0])
                 reasons.append(failed[1])
-            if self._newest() == want:
+            if self._source.newest(have) == want:
                 break
         raise VersionGap(self._explain(want, entries, reasons))
-
-    def _newest(self) -> Id | None:
-        """The newest version. The owner is asked for if the pointer is as it was."""
-        if self._generation is not None:
-            found = self._pointer(self._generation)
-            if found is not None and (self._state is None or found > self._state.id):
-                return found
-        content = self._document(documents.OWNER)
-        if content is None:
-            return None
-        generation = content.get("generation")
-        if type(generation) is not int or generation < 0:
-            raise Damaged(f"{documents.OWNER} names the generation {generation!r}")
-        if self._generation is not None and generation < self._generation:
-            if self._verify is not None:
-                raise Untrusted(
-                    f"generation {generation} is shown as the owner, and {self._generation} was "
-                    "read before: an old document was replayed"
-                )
-        else:
-            self._generation = generation
-        return self._pointer(self._generation)
-
-    def _pointer(self, generation: int) -> Id | None:
-        content = self._document(documents.newest_name(generation))
-        return None if content is None else documents.read_id(content)
-
-    def _index(self, newest: Id) -> list[Entry]:
-        assert self._generation is not None
-        content = self._document(documents.index_name(self._generation))
-        found = [] if content is None else documents.read_index(content)
-        return [entry for entry in found if entry.id <= newest]
-
-    def _document(self, name: str) -> dict[str, Any] | None:
-        data = self._store.read(name, documents.MOST_BYTES)
-        return None if data is None else documents.unseal(name, data, self._verify)
 
     def _follow(self, hops: list[routes.Hop]) -> tuple[routes.Hop, str] | None:
         """Builds a version and shows it; or says which hop failed and why."""
@@ -248,8 +210,8 @@ class Reader:
         for hop in hops:
             base, after = hop
             try:
-                manifest = self._manifest(after)
-                its = self._layout(manifest.layout)
+                manifest = self._source.manifest(after)
+                its = self._source.layout(manifest.layout)
                 if base is None:
                     self._check_tree(after, its)
                     layout, selection = its, selections.select(its, self._select)
@@ -260,16 +222,10 @@ class Reader:
                     draft = Draft(layout, selection, self._state.arrays, self._state.sums)
                 if layout != its:
                     raise Damaged("its patch is for another layout")
-                files = next(way.files for way in manifest.ways if way.base == base)
-                if len(files) != len(its.parts) or len(manifest.sums) != len(its.parts):
-                    raise Damaged("its files are not as many as its parts")
-                for part, file in enumerate(files):
-                    with self._store.stream(file.name, file.size, file.sha256) as stream:
-                        draft.apply(stream, part, snapshot=base is None)
-                draft.check(manifest.sums)
-            except (Damaged, StopIteration) as error:
+                self._source.apply(manifest, base, draft, its)
+            except Damaged as error:
                 way = "the snapshot" if base is None else f"the patch from {base.number}"
-                return hop, f"{way} to {after.number}: {error or 'it is not in the manifest'}"
+                return hop, f"{way} to {after.number}: {error}"
         assert draft is not None
         assert layout is not None
         assert selection is not None
@@ -306,29 +262,12 @@ class Reader:
             f"shown: gone: {gone or 'none'}; new: {come or 'none'}. A new Reader reads it"
         )
 
-    def _manifest(self, version: Id) -> Manifest:
-        content = self._document(documents.manifest_name(version))
-        if content is None:
-            raise Damaged("its manifest is missing")
-        found = documents.read_manifest(content)
-        if found.id != version:
-            raise Damaged(f"its manifest is that of version {found.id.number}")
-        return found
-
-    def _layout(self, digest: str) -> Layout:
-        if digest not in self._layouts:
-            content = self._document(documents.layout_name(digest))
-            if content is None:
-                raise Damaged("its layout is missing")
-            self._layouts = {digest: Layout.from_json(content)}  # The last one is enough.
-        return self._layouts[digest]
-
     def _explain(self, want: Id, entries: list[Entry], reasons: list[str]) -> str:
         have = "no version" if self._state is None else f"version {self.version}"
         listed = ", ".join(str(entry.id.number) for entry in entries[-10:])
         whole = [entry.id.number for entry in entries if any(b is None for b, _ in entry.ways)]
         return (
-            f"version {want.number} cannot be reached from {have} at {self._store.url}: "
+            f"version {want.number} cannot be reached from {have} at {self._source.url}: "
             f"{'; '.join(reasons) or 'no patch leads to it, and no snapshot'}. Listed are "
             f"{listed or 'none'}; snapshots: {', '.join(map(str, whole[-5:])) or 'none'}. "
             f"{have[0].upper()}{have[1:]} is still shown"

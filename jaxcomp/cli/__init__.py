@@ -2,7 +2,7 @@
 
 import argparse
 
-from jaxcomp.cli import audit, codecs, fit, planned, report
+from jaxcomp.cli import audit, codecs, fit, planned, report, weights
 
 COMMANDS = {
     "codecs": codecs.codecs,
@@ -11,6 +11,7 @@ COMMANDS = {
     "audit": audit.audit,
     "report": report.report,
     "fit": fit.fit,
+    "weights": weights.weights,
 }
 
 

@@ -12,10 +12,14 @@ from jaxcomp.cli import files, output
 from jaxcomp.planning import budget, fsdp, models, planner, plots, sites, timing
 from jaxcomp.planning.spending import Spending
 from jaxcomp.theory import local_rounds, units
+from jaxcomp.weights import forecasting
 
 
 def plan(args: argparse.Namespace) -> None:
     """Prints a plan for a model, a number of workers and a link."""
+    if args.weights is not None:
+        _weights(args)
+        return
     given = (args.params, args.model, args.tree, args.gradients)
     if sum(one is not None for one in given) != 1:
         raise ValueError("`plan` needs exactly one of --params, --model, --tree and --gradients")
@@ -63,6 +67,23 @@ def plan(args: argparse.Namespace) -> None:
         print(tables.to_json(both))
     else:
         print(spent, planned, sep="\n\n")
+
+
+def _weights(args: argparse.Namespace) -> None:
+    """Prints the bytes of a patch of weights, and its seconds on the link."""
+    others = ("params", "model", "tree", "gradients", "workers", "codec", "fsdp", "sites", "rounds")
+    for name in (*others, "budget", "plot", "max_error"):
+        if getattr(args, name):
+            raise ValueError(f"--{name.replace('_', '-')} and --weights cannot be given together")
+    if args.rate is None:
+        raise ValueError("--weights needs a --rate, the learning rate, as in --rate 3e-6")
+    network = jaxcomp.planning.Network(args.link, args.latency)
+    found = forecasting.forecast(args.weights, network, rate=args.rate, rms=args.rms)
+    if args.json:
+        ways = [way._asdict() for way in found.ways]
+        print(tables.to_json({"changed": found.changed, "one": found.one, "ways": ways}))
+    else:
+        print(found)
 
 
 def _sharded(args: argparse.Namespace) -> None:

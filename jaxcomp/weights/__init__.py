@@ -1,3 +1,8 @@
 """Weights for readers: versions of a model at a URL, as snapshots and lossless patches."""
 
+from jaxcomp.weights.forecasting import (
+    Forecast as Forecast,
+    Sent as Sent,
+    forecast as forecast,
+)
 from jaxcomp.weights.publisher import Publisher as Publisher
