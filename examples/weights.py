@@ -58,13 +58,13 @@ TIMEOUT = 120.0
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     add = parser.add_argument
-    add("--steps", type=options.at_least(8), default=160, help="of REINFORCE (default: 160)")
+    add("--steps", type=options.at_least(8), default=120, help="of REINFORCE (default: 120)")
     add("--rate", type=options.positive, default=1e-5, help="learning rate (default: 1e-5)")
     add("--every", type=options.at_least(1), default=1, help="steps a version (default: 1)")
     add("--link", type=bandwidth, default=bandwidth("20Mbit"), help="(default: 20Mbit)")
-    add("--width", type=int, choices=(64, 128, 256, 384), default=256, help="(default: 256)")
+    add("--width", type=int, choices=(64, 128, 192, 256, 384), default=192, help="(default: 192)")
     add("--layers", type=options.at_least(1), default=3, help="(default: 3)")
-    add("--examples", type=int, default=400, help="most supervised steps (default: 400)")
+    add("--examples", type=int, default=600, help="most supervised steps (default: 600)")
     add("--seed", type=options.at_least(0), default=0, help="(default: 0)")
     add("--quick", action="store_true", help="a tiny model and few steps")
     out = pathlib.Path("out/weights")
@@ -252,12 +252,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         learn(trainer, args, bars)
         trainer.start_reinforcing(args.rate)
         link = jaxcomp.planning.Network(args.link)
-        publisher = stack.enter_context(
-            Publisher(folder / "weights", dtype=jnp.bfloat16, link=link)
-        )
+        publisher = Publisher(folder / "weights", dtype=jnp.bfloat16, link=link, keep=None)
+        stack.enter_context(publisher)
         versions = args.steps // args.every
         published = Published(publisher, folder / "sha256", max(versions // 12, 1))
-        published.publish(trainer.params, 0)
+        for _ in range(2):  # Before anybody waits: the first patch compiles.
+            published.publish(trainer.params, 0)
+            trainer.reinforce()
         publisher.flush()
         server = stack.enter_context(served(folder / "weights"))
         settings = {"to": server, "delay": DELAY, "rate": 8 * args.link}
@@ -267,6 +268,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for number in range(READERS):
             readers.start(number)
         readers.wait(1)
+        begun = time.time()
         happens = {
             2 * args.steps // 5: ("killed", readers.kill),
             3 * args.steps // 5: ("comes back", readers.start),
@@ -296,6 +298,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "parameters": sum(x.size for x in trainer.params.values()),
         "link": args.link,
         "rate": args.rate,
+        "begun": begun,
         "steps": rows,
         "events": events,
         "readers": read,

@@ -17,7 +17,7 @@ import weights_model as model
 
 from jaxcomp_weights import Reader
 
-BATCH, PAUSE = 64, 0.1
+BATCH, PAUSE = 32, 0.25
 
 
 class Count:

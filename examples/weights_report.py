@@ -137,12 +137,13 @@ def draw(found: dict[str, Any], path: pathlib.Path) -> None:
         f"{found['parameters'] / 1e6:.1f} million weights, REINFORCE by Adam at "
         f"{found['rate']:g}, a version after each step; two readers over HTTP, each behind a link "
         f"of {8e-6 * link:g} Mbit/s. The entropy of the changes given the old exponents is 1/"
-        f"{dense / ideal:.0f}. {checked(found)} versions were checked bit for bit.",
+        f"{dense / ideal:.0f}. {checked(found)} versions were checked bit for bit. Dashed: the "
+        "seconds that all weights would take on the link. All processes share two cores.",
         rows=3,
         height=6.6,
     )
     _bytes(by_bytes, found)
-    begin = found["steps"][0]["time"] - found["steps"][0]["seconds"]
+    begin = found["begun"]
     end = found["steps"][-1]["time"] - begin
     for axes in (by_age, by_reward):
         axes.set(xlim=(0, end), xlabel="seconds")
@@ -178,7 +179,7 @@ def _bytes(axes: Any, found: dict[str, Any]) -> None:
 
 def _ages(axes: Any, found: dict[str, Any], begin: float, end: float) -> None:
     wait = 2 * found["parameters"] / found["link"]
-    axes.plot([0, end], [wait, wait], "--", color=pictures.BASE, label="all weights\non the link")
+    axes.plot([0, end], [wait, wait], "--", color=pictures.BASE, label="all weights")
     for number, rows in enumerate(found["readers"]):
         xs = [row["time"] - begin for row in rows]
         ys = [row["age"] for row in rows]
