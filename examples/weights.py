@@ -8,8 +8,8 @@ reader is killed and comes back.
     python examples/weights.py
     python examples/weights.py --rate 3e-6 --link 5Mbit
 
-It needs `pip install '.[examples]' aiohttp` in a clone, takes about three minutes, and downloads
-nothing.
+It needs `pip install '.[examples]' aiohttp` in a clone, takes two to three minutes, and
+downloads nothing.
 """
 
 import argparse
@@ -317,6 +317,7 @@ def learn(trainer: Trainer, args: argparse.Namespace, bars: Any) -> None:
             reward = trainer.reward()
             show(step, f"reward {reward:.2f}")
             if reward >= ENOUGH:
+                bars.console.print(f"examples   step {step:>4}  reward {reward:.2f}: enough")
                 break
 
 
