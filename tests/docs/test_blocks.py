@@ -187,6 +187,7 @@ def test_messages(run):
     assert again == names["data"]
 
 
+@pytest.mark.full
 def test_weights(run):
     """The output of the page is printed, and the part of the weights is theirs."""
     names, out = run("weights.md")
