@@ -122,6 +122,12 @@ def sites(path: pathlib.Path) -> None:
     example.draw(_read("sites/example.json"), path)
 
 
+def weights(path: pathlib.Path) -> None:
+    import weights_report
+
+    weights_report.draw(_read("weights/example.json"), path)
+
+
 def _of_network(name: str) -> Any:
     """A module of the network's folder."""
     if str(HERE / "network") not in sys.path:
@@ -198,6 +204,7 @@ PICTURES: dict[str, Callable[[pathlib.Path], None]] = {
     "reproductions": reproductions,
     "sharded_training": sharded_training,
     "sites": sites,
+    "weights": weights,
 }
 
 

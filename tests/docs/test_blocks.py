@@ -28,6 +28,7 @@ PAGES = (
     "pytorch.md",
     "reducers.md",
     "sharded_training.md",
+    "weights.md",
 )
 IMPORTS = "import jax, jax.numpy as jnp, optax, jaxcomp\n"
 FRAGMENTS = {
@@ -184,6 +185,17 @@ def test_messages(run):
     names, _ = run("messages.md")
     again = jaxcomp.to_bytes(names["codec"], names["payload"], names["like"])
     assert again == names["data"]
+
+
+@pytest.mark.full
+def test_weights(run):
+    """The output of the page is printed, and the part of the weights is theirs."""
+    names, out = run("weights.md")
+    (shown,) = (text for text in blocks("weights.md", "text") if "bfloat16 (" in text)
+    assert shown in out
+    whole, part = names["reader"].update()[0], names["weights"]
+    np.testing.assert_array_equal(part["layer/w"], whole["layer/w"][:, :32])
+    np.testing.assert_array_equal(names["held"]["layer/b"], whole["layer/b"])
 
 
 @pytest.mark.parametrize("page", ["algorithms.md", "choose.md", "reducers.md"])

@@ -14,7 +14,7 @@ DOCS = ROOT / "docs"
 SITE = ROOT / "mkdocs.yml"
 PUBLIC = (
     "aggregates algorithms base codecs collectives federated adapters.flower adapters.keras gates "
-    "graphs optimizers planning reducers telemetry testing theory"
+    "graphs optimizers planning reducers telemetry testing theory weights"
 )
 """The modules, beside `jaxcomp` itself, whose names a user types."""
 ELSEWHERE = {
@@ -67,6 +67,7 @@ def test_every_public_name_has_one_entry():
         if module == "base":  # Its interfaces are everyday names, or those of legs.
             inside -= everyday | public_names("jaxcomp.reducers")
         wanted |= {f"jaxcomp.{module}.{name}" for name in inside}
+    wanted |= {f"jaxcomp_weights.{name}" for name in public_names("jaxcomp_weights")}
     assert len(wanted) > 250
     assert wanted - set(entries()) == set()
     assert [name for name, count in entries().items() if count > 1] == []

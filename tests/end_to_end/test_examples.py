@@ -103,6 +103,25 @@ def test_diloco_resumes_while_an_exchange_is_under_way(tmp_path):
     assert resumed["scores"] == whole["scores"]
 
 
+@pytest.mark.full
+def test_weights_reach_readers_bit_for_bit(tmp_path):
+    """Two processes without JAX, one of which is killed and comes back."""
+    pytest.importorskip("aiohttp")
+    said = run("weights.py", "--quick", "--out", tmp_path)
+    assert re.search(r"bit for bit: \d+ versions checked", said)
+    assert (tmp_path / "weights.png").stat().st_size > 10_000
+    found = results_of(tmp_path)
+    assert [event["text"] for event in found["events"]] == ["killed", "comes back"]
+    assert [one["version"] for one in found["versions"]] == list(range(1, 15))
+    for rows in found["readers"]:
+        assert rows[-1]["version"] == 14
+        assert not any(row["has_jax"] for row in rows)
+    patches = [one["patch"] for one in found["versions"][1:]]
+    assert max(patches) < 2 * found["parameters"] / 20
+    for version, bound in found["bounds"].items():
+        assert 0.9 * bound["bytes"] < patches[int(version) - 2]
+
+
 @pytest.mark.slow
 def test_train_digits(tmp_path):
     """Two hundred steps, in which a residual pays."""
