@@ -16,6 +16,8 @@ from jaxcomp_weights.layouts import Layout
 
 _TRIES = 4
 """How often a version is looked for that is removed while it is read."""
+_FAILURES = 32
+"""Files that are damaged or missing before a reader gives up: an index may list a million."""
 _PAUSES = (0.05, 1.0)
 """Seconds between two looks for a new version: at first, and at most."""
 
@@ -202,6 +204,8 @@ class Reader:
                     return True
                 avoid.add(failed[0])
                 reasons.append(failed[1])
+                if len(reasons) > _FAILURES:
+                    raise VersionGap(self._explain(want, entries, reasons))
             if self._newest() == want:
                 break
         raise VersionGap(self._explain(want, entries, reasons))
@@ -320,7 +324,7 @@ class Reader:
             content = self._document(documents.layout_name(digest))
             if content is None:
                 raise Damaged("its layout is missing")
-            self._layouts = {digest: Layout.from_json(content)}  # The last one is enough.
+            self._layouts = {digest: Layout.from_json(content, digest)}  # The last one is enough.
         return self._layouts[digest]
 
     def _explain(self, want: Id, entries: list[Entry], reasons: list[str]) -> str:
