@@ -24,7 +24,14 @@ FORMAT = 1
 OWNER = "owner"
 MOST_BYTES = 1 << 26
 """The longest document that is read."""
+_GENERATIONS, _NUMBERS = 10**6, 10**10
+"""Both are written with so many digits in names."""
+_UNREADABLE = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
+"""What JSON of another form raises."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_REMOVABLE = re.compile(
+    r"manifests/\d{10}-\d{6}|files/\d{10}-\d{6}-(snapshot|from-\d{10}-\d{6})-\d{5,}", re.ASCII
+)
 
 
 class Id(NamedTuple):
@@ -107,18 +114,23 @@ def layout_name(digest: str) -> str:
 
 def newest_name(generation: int) -> str:
     """The name of the pointer to the newest version."""
-    return f"newest-{generation:06}"
+    return f"newest-{_within(generation):06}"
 
 
 def index_name(generation: int) -> str:
     """The name of the list of versions."""
-    return f"index-{generation:06}"
+    return f"index-{_within(generation):06}"
 
 
 def file_name(version: Id, base: Id | None, part: int) -> str:
     """The name of the file of a process for a way to a version."""
     way = "snapshot" if base is None else f"from-{base}"
     return f"files/{version}-{way}-{part:05}"
+
+
+def is_removable(name: str) -> bool:
+    """Whether this is the name of a file or manifest of a version, and of nothing else."""
+    return _REMOVABLE.fullmatch(name) is not None
 
 
 def seal(name: str, content: dict[str, Any], sign: Sign | None = None) -> bytes:
@@ -153,7 +165,7 @@ def unseal(name: str, data: bytes, verify: Verify | None = None) -> dict[str, An
     try:
         content = json.loads(text)
         found = (content.pop("format"), content.pop("name"))
-    except (AttributeError, KeyError, RecursionError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise Damaged(f"{name} cannot be read: {error!r}") from None
     if found != (FORMAT, name):
         raise Damaged(f"{name} is format {found[0]!r} of {found[1]!r}, expected {FORMAT}")
@@ -185,18 +197,18 @@ def read_manifest(content: dict[str, Any]) -> Manifest:
         ways = tuple(
             Way(
                 None if base is None else _id(base),
-                tuple(File(str(n), int(s), str(d)) for n, s, d in files),
+                tuple(File(str(n), _size(s), str(d)) for n, s, d in files),
             )
             for base, files in content["ways"]
         )
         step, time = int(content["step"]), float(content["time"])
         layout = str(content["layout"])
-    except (KeyError, TypeError, ValueError) as error:
+    except _UNREADABLE as error:
         raise Damaged(f"a manifest cannot be read: {error!r}") from None
     layout_name(layout)
     for way in ways:
         for part, file in enumerate(way.files):
-            if file.name != file_name(version, way.base, part) or file.size < 0:
+            if file.name != file_name(version, way.base, part):
                 raise Damaged(f"version {version.number} names the file {file.name!r}")
     return Manifest(version, step, time, layout, sums, ways)
 
@@ -218,11 +230,11 @@ def read_index(content: dict[str, Any]) -> list[Entry]:
                 _id(version),
                 int(step),
                 float(time),
-                tuple((None if base is None else _id(base), int(size)) for base, size in ways),
+                tuple((None if base is None else _id(base), _size(size)) for base, size in ways),
             )
             for version, step, time, ways in content["versions"]
         ]
-    except (KeyError, TypeError, ValueError) as error:
+    except _UNREADABLE as error:
         raise Damaged(f"an index cannot be read: {error!r}") from None
 
 
@@ -230,7 +242,7 @@ def read_id(content: dict[str, Any]) -> Id:
     """The version that a pointer names."""
     try:
         return _id(content["version"])
-    except (KeyError, TypeError, ValueError) as error:
+    except _UNREADABLE as error:
         raise Damaged(f"a pointer cannot be read: {error!r}") from None
 
 
@@ -242,4 +254,18 @@ def _id(found: Any) -> Id:
     generation, number = found
     if type(number) is not int or type(generation) is not int or min(number, generation) < 0:
         raise ValueError(f"{found!r} is no version")
+    if number >= _NUMBERS or generation >= _GENERATIONS:
+        raise ValueError("a version has more digits than its name")
     return Id(generation, number)
+
+
+def _size(found: Any) -> int:
+    if type(found) is not int or not 0 <= found < 2**63:
+        raise ValueError(f"{found!r} is no size")
+    return found
+
+
+def _within(generation: int) -> int:
+    if not 0 <= generation < _GENERATIONS:
+        raise Damaged("a generation has more digits than its name")
+    return generation

@@ -49,13 +49,16 @@ class Draft:
         """
         if stream.take(len(MAGIC)) != MAGIC:
             raise Damaged("its file is of another kind, or of a newer format")
+        least = sum(_least(run, self._layout.piece) for run in self._layout.runs(part))
+        if snapshot and stream.left < least:  # Before memory is taken for them.
+            raise Damaged(f"its file has {stream.left} bytes, and its numbers at least {least}")
         tables: dict[str, pieces.Tables] = {}
         for number, run in enumerate(self._layout.runs(part)):
             wanted = number in self._selection.runs[part]
             numbers = _Numbers(self, part, run, snapshot) if wanted else None
             together: list[tuple[int, int, pieces.Waiting]] = []
             for begin, end in run.pieces(self._layout.piece):
-                kind, data = self._next(stream, run, tables, snapshot)
+                kind, data = self._next(stream, run, tables if begin == 0 else None, snapshot)
                 if numbers is None:
                     continue
                 waiting = self._decode(numbers, begin, end, kind, data)
@@ -109,9 +112,9 @@ class Draft:
         return self.arrays[leaf][where]
 
     def _next(
-        self, stream: Stream, run: Run, tables: dict[str, pieces.Tables], snapshot: bool
+        self, stream: Stream, run: Run, tables: dict[str, pieces.Tables] | None, snapshot: bool
     ) -> tuple[int, bytes]:
-        """The next piece of a file, after the tables before it."""
+        """The next piece of a file; the first one of a run may have tables before it."""
         most = patterns.unsigned(run.dtype).itemsize * self._layout.piece + (1 << 16)
         while True:
             kind, size = pieces.HEAD.unpack(stream.take(pieces.HEAD.size))
@@ -120,7 +123,10 @@ class Draft:
             data = stream.take(size)
             if kind != pieces.TABLE:
                 return kind, data
+            if tables is None:
+                raise Damaged("a table is where a piece should be")
             tables[run.dtype] = pieces.Tables.read(data, snapshot)
+            tables = None
 
     def _decode(
         self, numbers: "_Numbers", begin: int, end: int, kind: int, data: bytes
@@ -250,6 +256,13 @@ def _meet(run: Run, begin: int, size: int) -> "list[tuple[int, int, slice]]":
         low, high = max(start, begin), min(int(ends[index]), begin + size)
         found.append((run.tiles[index], low - start, slice(low - begin, high - begin)))
     return found
+
+
+def _least(run: Run, piece: int) -> int:
+    """The fewest bytes that a snapshot has for a run."""
+    size = patterns.unsigned(run.dtype).itemsize
+    full, rest = divmod(run.size, piece)
+    return full * pieces.least(piece, size) + (pieces.least(rest, size) if rest else 0)
 
 
 def _flat(array: np.ndarray, name: str) -> np.ndarray:

@@ -5,6 +5,8 @@ The part of a process is a list of tiles. Long tiles are cut into pieces; short 
 are joined. Publisher and reader derive this from the layout alone.
 """
 
+import hashlib
+import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +17,11 @@ from jaxcomp_weights import patterns
 from jaxcomp_weights.errors import Damaged
 
 _MOST_DIMENSIONS = 32
-_MOST_PIECE = 1 << 28
+_MOST_PIECE = 1 << 24
+"""The longest piece that a publisher writes; the memory of a decoder is a multiple of it."""
+_MOST_NUMBERS = 1 << 48
+_MOST_TILES = 1 << 12
+"""Tiles of a leaf that are compared with each other, unless they are a grid."""
 
 
 class Leaf(NamedTuple):
@@ -116,22 +122,30 @@ class Layout(NamedTuple):
             "piece": self.piece,
         }
 
+    @property
+    def digest(self) -> str:
+        """A SHA-256 of all of it, by which manifests name it."""
+        text = json.dumps(self.to_json(), separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
     @classmethod
-    def from_json(cls, found: Any) -> "Layout":
+    def from_json(cls, found: Any, digest: str) -> "Layout":
         """The layout that `to_json` has written.
 
         Raises:
-            Damaged: unless the tiles of each leaf cover it once.
+            Damaged: unless it has this digest, and the tiles of each leaf cover it once.
         """
         try:
             leaves = tuple(Leaf(str(n), str(d), _shape(s)) for n, d, s in found["leaves"])
             parts = tuple(
-                tuple(Tile(int(leaf), _shape(a), _shape(n)) for leaf, a, n in part)
+                tuple(Tile(_number(leaf), _shape(a), _shape(n)) for leaf, a, n in part)
                 for part in found["parts"]
             )
-            layout = cls(leaves, parts, int(found["piece"]))
-        except (KeyError, TypeError, ValueError) as error:
+            layout = cls(leaves, parts, _number(found["piece"]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Damaged(f"its layout cannot be read: {error!r}") from None
+        if layout.digest != digest:
+            raise Damaged("its layout is not the one that its manifest names")
         layout.check()
         return layout
 
@@ -145,6 +159,8 @@ class Layout(NamedTuple):
         for leaf in self.leaves:
             if leaf.dtype not in patterns.FORMATS:
                 raise Damaged(f"leaf {leaf.name!r} has the unknown dtype {leaf.dtype!r}")
+            if math.prod(max(n, 1) for n in leaf.shape) > _MOST_NUMBERS:
+                raise Damaged(f"leaf {leaf.name!r} has the shape {list(leaf.shape)}")
         covered: list[list[Tile]] = [[] for _ in self.leaves]
         for tile in (tile for part in self.parts for tile in part):
             if not 0 <= tile.leaf < len(self.leaves):
@@ -166,6 +182,12 @@ def _shape(found: Sequence[Any]) -> tuple[int, ...]:
     return shape
 
 
+def _number(found: Any) -> int:
+    if type(found) is not int:
+        raise ValueError(f"{found!r} is no number")
+    return found
+
+
 def _check_cover(leaf: Leaf, tiles: list[Tile]) -> None:
     """Raises unless tiles are inside of the leaf, do not overlap, and have all of its numbers."""
     for tile in tiles:
@@ -181,8 +203,23 @@ def _check_cover(leaf: Leaf, tiles: list[Tile]) -> None:
     if len(tiles) < 2 or not whole:
         return
     boxes = np.array([[tile.start, np.add(tile.start, tile.shape)] for tile in tiles])
+    if _is_grid(boxes):
+        return
+    if len(tiles) > _MOST_TILES:
+        raise Damaged(f"{leaf.name!r} has {len(tiles)} tiles that are no grid")
     for number in range(len(tiles) - 1):
         low = np.maximum(boxes[number + 1 :, 0], boxes[number, 0])
         high = np.minimum(boxes[number + 1 :, 1], boxes[number, 1])
         if np.any(np.all(low < high, axis=1)):
             raise Damaged(f"two tiles of {leaf.name!r} overlap")
+
+
+def _is_grid(boxes: np.ndarray) -> bool:
+    """Whether tiles, from their starts to their ends, are different cells of a grid."""
+    cells = np.empty((boxes.shape[0], boxes.shape[2]), np.int64)
+    for axis in range(boxes.shape[2]):
+        bounds = np.unique(boxes[:, :, axis])
+        cells[:, axis] = np.searchsorted(bounds, boxes[:, 0, axis])
+        if np.any(np.searchsorted(bounds, boxes[:, 1, axis]) != cells[:, axis] + 1):
+            return False
+    return len(np.unique(cells, axis=0)) == len(cells)

@@ -132,6 +132,12 @@ def snapshot(data: bytes, size: int, name: str) -> Waiting:
     return Waiting(rans.Coded(units, size, _lanes(lanes)), rest)
 
 
+def least(count: int, itemsize: int) -> int:
+    """The fewest bytes of a piece of a snapshot with its head: as bits, or coded."""
+    coded = SNAPSHOT_HEAD.size + rans.least(count) + count * (itemsize - 1)
+    return HEAD.size + min(count * itemsize, coded)
+
+
 def snapshot_bits(waiting: Waiting, symbols: np.ndarray, name: str) -> np.ndarray:
     """The bits of a piece of a snapshot, from its symbols."""
     kind = patterns.unsigned(name)

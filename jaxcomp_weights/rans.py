@@ -15,6 +15,8 @@ from jaxcomp_weights.alphabets import PRECISION, TOTAL
 from jaxcomp_weights.errors import Damaged
 
 _LOW = 1 << 16
+_MOST_STEPS = 1 << 14
+"""The most symbols of a lane: twice as many as any publisher writes. Each takes a step here."""
 UNIT = np.dtype("<u2")
 
 
@@ -133,8 +135,15 @@ def _together(streams: list[Coded], slots: np.ndarray) -> list[np.ndarray]:
     return np.split(found, ends[:-1])
 
 
+def least(count: int) -> int:
+    """The fewest bytes of a stream of so many symbols: the lengths and states of its lanes."""
+    return 3 * UNIT.itemsize * -(-count // _MOST_STEPS)
+
+
 def _begin(one: Coded) -> _Lanes:
     steps = -(-one.count // one.lanes)
+    if steps > _MOST_STEPS:
+        raise Damaged(f"a stream of {one.count} symbols has {one.lanes} lanes")
     long = steps >= _LOW
     head = one.lanes * (4 if long else 3)
     if one.units.size < head:

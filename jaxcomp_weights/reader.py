@@ -17,6 +17,8 @@ from jaxcomp_weights.source import Source
 
 _TRIES = 4
 """How often a version is looked for that is removed while it is read."""
+_FAILURES = 32
+"""Files that are damaged or missing before a reader gives up: an index may list a million."""
 _PAUSES = (0.05, 1.0)
 """Seconds between two looks for a new version: at first, and at most."""
 
@@ -200,6 +202,8 @@ class Reader:
                     return True
                 avoid.add(failed[0])
                 reasons.append(failed[1])
+                if len(reasons) > _FAILURES:
+                    raise VersionGap(self._explain(want, entries, reasons))
             if self._source.newest(have) == want:
                 break
         raise VersionGap(self._explain(want, entries, reasons))

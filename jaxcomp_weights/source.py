@@ -99,7 +99,7 @@ class Source:
             content = self._document(documents.layout_name(digest))
             if content is None:
                 raise Damaged("its layout is missing")
-            self._layouts = {digest: Layout.from_json(content)}  # The last one is enough.
+            self._layouts = {digest: Layout.from_json(content, digest)}  # The last one is enough.
         return self._layouts[digest]
 
     def apply(self, manifest: Manifest, base: Id | None, draft: Draft, layout: Layout) -> None:

@@ -73,6 +73,9 @@ class Store:
         with self._open(name) as file:
             if file is None:
                 raise Damaged(f"{name} is missing")
+            there = getattr(file, "size", None)  # Some servers do not say.
+            if there is not None and there != size:
+                raise Damaged(f"{name} was truncated or altered: it has {there} bytes, not {size}")
             yield Stream(name, file, size, sha256)
 
     def write(self, name: str, data: bytes) -> None:
@@ -156,6 +159,11 @@ class Stream:
     def __init__(self, name: str, file: Any, size: int, sha256: str):
         self._name, self._file, self._sha256 = name, file, sha256
         self._left, self._summed = size, hashlib.sha256()
+
+    @property
+    def left(self) -> int:
+        """The bytes that were not taken yet."""
+        return self._left
 
     def take(self, count: int) -> bytes:
         """The next bytes.

@@ -89,7 +89,8 @@ class Ownership:
         except Untrusted:  # Its versions stay where they are, and are not listed any more.
             return
         if index is not None:
-            self.dropped = [str(name) for name in index.get("dropped", ())]
+            names = [str(name) for name in index.get("dropped", ())]
+            self.dropped = [name for name in names if documents.is_removable(name)]
         if pointer is None or index is None:
             return
         self.newest = documents.read_id(pointer)

@@ -1,6 +1,5 @@
 """Writing a version: its files first, then its manifest, the index, and the pointer last."""
 
-import hashlib
 import time
 from typing import Any, NamedTuple
 
@@ -211,10 +210,10 @@ class Writer:
 
     def _write_layout(self, layout: Layout) -> str:
         """Writes the document of a layout, and returns its digest."""
-        content = layout.to_json()
-        digest = hashlib.sha256(repr(content).encode()).hexdigest()
+        digest = layout.digest
         if layout != self._layout:
-            ownership.write(self._store, documents.layout_name(digest), content, self._sign)
+            name = documents.layout_name(digest)
+            ownership.write(self._store, name, layout.to_json(), self._sign)
         return digest
 
     def _remove_leftovers(self) -> None:

@@ -172,7 +172,7 @@ PLAN = "plan --params 9 --workers 4 --link"
     [
         (
             "--codec sign",
-            "jaxcomp: the first argument must be codecs, bench, plan, audit, report, fit or weights",
+            "the first argument must be codecs, bench, plan, audit, report, fit or weights, got",
         ),
         ("plam --params 9", "got 'plam'; did you mean plan?"),
         ("plan", "jaxcomp plan: needs --workers and --link"),
