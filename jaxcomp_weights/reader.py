@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,6 +64,8 @@ class Reader:
         verify: an ed25519 public key, as 32 bytes or a key of the package cryptography. All
             documents must then be signed by it.
         options: keyword arguments of fsspec's file system.
+        progress: is called while a version is read, with the bytes that were read and those of all
+            files on the way, such as to move a bar.
 
     Raises:
         ValueError: for a URL that cannot be opened, or another selection or key.
@@ -89,8 +91,10 @@ class Reader:
         select: Any = None,
         verify: Any = None,
         options: dict[str, Any] | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ):
         selections.check(select)
+        self._progress = progress
         self._select = select
         self._source = Source(url, verify, options)
         self._state: _State | None = None
@@ -197,7 +201,7 @@ class Reader:
                 return False
             entries = self._source.index(want)
             while (hops := routes.cheapest(entries, have, want, frozenset(avoid))) is not None:
-                failed = self._follow(hops)
+                failed = self._follow(hops, routes.size(entries, hops))
                 if failed is None:
                     return True
                 avoid.add(failed[0])
@@ -208,8 +212,15 @@ class Reader:
                 break
         raise VersionGap(self._explain(want, entries, reasons))
 
-    def _follow(self, hops: list[routes.Hop]) -> tuple[routes.Hop, str] | None:
+    def _follow(self, hops: list[routes.Hop], total: int) -> tuple[routes.Hop, str] | None:
         """Builds a version and shows it; or says which hop failed and why."""
+        done = 0
+
+        def progress(count: int) -> None:
+            nonlocal done
+            done += count
+            self._progress(done, total)
+
         draft, layout, selection, manifest = None, None, None, None
         for hop in hops:
             base, after = hop
@@ -226,7 +237,7 @@ class Reader:
                     draft = Draft(layout, selection, self._state.arrays, self._state.sums)
                 if layout != its:
                     raise Damaged("its patch is for another layout")
-                self._source.apply(manifest, base, draft, its)
+                self._source.apply(manifest, base, draft, its, progress)
             except Damaged as error:
                 way = "the snapshot" if base is None else f"the patch from {base.number}"
                 return hop, f"{way} to {after.number}: {error}"

@@ -62,3 +62,9 @@ def cheapest(
         found.append((before[at_node], at_node))
         at_node = before[at_node]
     return found[::-1]
+
+
+def size(entries: Sequence[Entry], hops: Sequence[Hop]) -> int:
+    """The bytes of all files on a way."""
+    known = {(base, entry.id): size for entry in entries for base, size in entry.ways}
+    return sum(known[hop] for hop in hops)

@@ -102,8 +102,22 @@ class Source:
             self._layouts = {digest: Layout.from_json(content, digest)}  # The last one is enough.
         return self._layouts[digest]
 
-    def apply(self, manifest: Manifest, base: Id | None, draft: Draft, layout: Layout) -> None:
+    def apply(
+        self,
+        manifest: Manifest,
+        base: Id | None,
+        draft: Draft,
+        layout: Layout,
+        progress: stores.Progress = lambda count: None,
+    ) -> None:
         """Turns a draft of a version, or an empty one, into the version of the manifest.
+
+        Args:
+            manifest: the version.
+            base: the version that the draft is; None for an empty one.
+            draft: what is changed.
+            layout: the layout of both.
+            progress: is called with the number of bytes that were read since the last call.
 
         Raises:
             Damaged: if files are missing or altered, or the result has other checksums.
@@ -114,6 +128,6 @@ class Source:
         if not len(files) == len(manifest.sums) == len(layout.parts):
             raise Damaged("its files are not as many as its parts")
         for part, file in enumerate(files):
-            with self._store.stream(file.name, file.size, file.sha256) as stream:
+            with self._store.stream(*file, progress) as stream:
                 draft.apply(stream, part, snapshot=base is None)
         draft.check(manifest.sums)

@@ -6,16 +6,20 @@ once and whole. Object stores have this property by themselves.
 
 import contextlib
 import hashlib
+import io
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from jaxcomp_files import durable
-from jaxcomp_weights.errors import Damaged
+from jaxcomp_weights.errors import Damaged, WeightsError
+
+Progress = Callable[[int], None]
 
 _WHOLE = 1 << 22
 """Files of up to so many bytes are read at once; longer ones in blocks of this size."""
+_NETWORK = ("aiobotocore", "aiohttp", "asyncio", "botocore", "fsspec", "gcsfs", "google")
 _MODE = 0o666
 """Readers may be other users: the process's umask decides."""
 
@@ -45,6 +49,7 @@ class Store:
             ) from None
         self._root = path.rstrip("/") or path
         protocols = {self._fs.protocol} if isinstance(self._fs.protocol, str) else self._fs.protocol
+        self._is_http = bool({"http", "https"} & set(protocols))
         self.folder = pathlib.Path(path) if {"file", "local"} & set(protocols) else None
 
     def read(self, name: str, most: int) -> bytes | None:
@@ -54,29 +59,51 @@ class Store:
             Damaged: if it is longer.
             OSError: if it cannot be read.
         """
-        # In one request: a pointer or an index may be replaced between two.
         try:
-            data = self._fs.cat_file(self._path(name), end=most + 1)
+            data = self._read(name, most + 1)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         if len(data) > most:
             raise Damaged(f"{name} has more than {most:,} bytes")
         return data
 
+    def _read(self, name: str, most: int) -> bytes:
+        if self.folder is None:
+            # In one request: a pointer or an index may be replaced between two.
+            with _as_os_error(name):
+                return self._fs.cat_file(self._path(name), end=most)
+        with open(self.folder / name, "rb") as file:
+            # Python takes as much memory as it is asked to read.
+            return file.read(min(os.fstat(file.fileno()).st_size + 1, most))
+
     @contextlib.contextmanager
-    def stream(self, name: str, size: int, sha256: str) -> "Iterator[Stream]":
+    def stream(
+        self, name: str, size: int, sha256: str, progress: Progress = lambda count: None
+    ) -> "Iterator[Stream]":
         """Reads a file from its begin to its end.
+
+        Args:
+            name: its name.
+            size: its bytes.
+            sha256: their SHA-256.
+            progress: is called with the number of bytes that were read since the last call.
 
         Raises:
             Damaged: if it is missing. `Stream.end` raises for other bytes.
         """
+        if size <= _WHOLE:  # In one request, where `open` has two or more.
+            data = self.read(name, size)
+            if data is None:
+                raise Damaged(f"{name} is missing")
+            yield Stream(name, io.BytesIO(data), size, sha256, progress)
+            return
         with self._open(name) as file:
             if file is None:
                 raise Damaged(f"{name} is missing")
             there = getattr(file, "size", None)  # Some servers do not say.
             if there is not None and there != size:
                 raise Damaged(f"{name} was truncated or altered: it has {there} bytes, not {size}")
-            yield Stream(name, file, size, sha256)
+            yield Stream(name, file, size, sha256, progress)
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a short file in place of the one that has this name."""
@@ -130,15 +157,16 @@ class Store:
 
     @contextlib.contextmanager
     def _open(self, name: str) -> Iterator[Any]:
+        # HTTP from begin to end in one request: servers need not serve ranges.
+        blocks = {"block_size": 0} if self._is_http else {"block_size": _WHOLE}
         try:
-            self._fs.invalidate_cache()
-            file = self._fs.open(self._path(name), "rb", block_size=_WHOLE, cache_type="readahead")
+            with _as_os_error(name):
+                self._fs.invalidate_cache()
+                file = self._fs.open(self._path(name), "rb", cache_type="readahead", **blocks)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            file = None
-        if file is None:
             yield None
             return
-        with file:
+        with file, _as_os_error(name):
             try:
                 yield file
             except FileNotFoundError:  # Some file systems look only when they read.
@@ -153,11 +181,31 @@ class Store:
             durable.make_folder(path.parent, mode=0o777)
 
 
+@contextlib.contextmanager
+def _as_os_error(name: str) -> Iterator[None]:
+    """Turns errors of a network library, which are of its own classes, into an `OSError`."""
+    try:
+        yield
+    except (OSError, WeightsError):
+        raise
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] in _NETWORK:
+            raise OSError(f"{name} cannot be read: {error!r}") from error
+        raise
+
+
 class Stream:
     """A file that is read from begin to end, with its checksum."""
 
-    def __init__(self, name: str, file: Any, size: int, sha256: str):
-        self._name, self._file, self._sha256 = name, file, sha256
+    def __init__(
+        self,
+        name: str,
+        file: Any,
+        size: int,
+        sha256: str,
+        progress: Progress = lambda count: None,
+    ):
+        self._name, self._file, self._sha256, self._progress = name, file, sha256, progress
         self._left, self._summed = size, hashlib.sha256()
 
     @property
@@ -182,6 +230,7 @@ class Stream:
             parts.append(part)
             left -= len(part)
         self._left -= count
+        self._progress(count)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def end(self) -> None:

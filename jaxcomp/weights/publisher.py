@@ -1,11 +1,13 @@
 """A publisher: writes the weights of a training program for readers, in a thread of its own."""
 
+import atexit
+import operator
 import os
 import queue
 import threading
 import time
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import jax
 
@@ -66,8 +68,8 @@ class Publisher:
         ...     for step in range(3):
         ...         publisher.publish({"w": jnp.full(5, 1 + step / 128)}, step)
         >>> weights, version = jaxcomp_weights.Reader("memory://docs/publisher").update()
-        >>> weights["w"][0], version
-        (np.float32(1.015625), 3)
+        >>> float(weights["w"][0]), version
+        (1.015625, 3)
 
     Note:
         In training with several processes, all of them make a publisher and call `publish`. Each
@@ -125,7 +127,7 @@ class Publisher:
         newest = self._writer.newest
         return None if newest is None else newest.number
 
-    def publish(self, params: PyTree, step: int) -> None:
+    def publish(self, params: PyTree, step: SupportsIndex) -> None:
         """Publishes parameters as the next version.
 
         They are copied before this returns control, so they may be donated to the next step.
@@ -141,12 +143,17 @@ class Publisher:
         """
         if self._closed:
             raise ValueError("`publish` must be called before `close`, got a closed publisher")
-        checks.integer("step", step, 0)
+        try:
+            number = operator.index(step)
+        except TypeError:
+            raise ValueError(f"`step` must be an integer, got {step!r}") from None
+        checks.integer("step", number, 0)
         self._raise()
-        job = _Job(self._export(params), int(step), time.time())
+        job = _Job(self._export(params), number, time.time())
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="jaxcomp.weights", daemon=True)
             self._thread.start()
+            atexit.register(self.close)  # Otherwise versions that wait would be lost at the end.
         self._jobs.put(job)
 
     def flush(self) -> None:
@@ -167,6 +174,7 @@ class Publisher:
         """
         if not self._closed:
             self._closed = True
+            atexit.unregister(self.close)
             if self._thread is not None:
                 self._jobs.put(None)
                 self._thread.join()

@@ -3,6 +3,8 @@
 import json
 import os
 import pathlib
+import subprocess
+import sys
 import time
 import uuid
 
@@ -131,7 +133,7 @@ def test_a_late_reader_reads_few_files(url, monkeypatch):
                 reader.update()
     hops = []
     follow = Reader._follow
-    monkeypatch.setattr(Reader, "_follow", lambda s, h: (hops.extend(h), follow(s, h))[1])
+    monkeypatch.setattr(Reader, "_follow", lambda s, h, n: (hops.extend(h), follow(s, h, n))[1])
     weights, version = reader.update()
     assert version == 75
     assert got(weights) == expected(model(74, rows=600))
@@ -235,6 +237,15 @@ def test_nothing_is_published(url):
     assert Reader(url).version is None
 
 
+def test_progress_is_told_in_bytes(tmp_path):
+    publish(tmp_path, range(2), snapshot_every=9)
+    told = []
+    Reader(tmp_path, progress=lambda done, total: told.append((done, total))).update()
+    size = sum(path.stat().st_size for path in (tmp_path / "files").iterdir())
+    assert told[-1] == (size, size)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
 def test_a_reader_waits(url):
     publish(url, range(1))
     reader = Reader(url)
@@ -311,6 +322,31 @@ def test_shards_are_written_as_they_lie_and_meshes_may_change(url):
                 publisher.publish(sharded(step, mesh), step)
                 publisher.flush()
                 assert got(reader.update()[0]) == expected(model(step))
+
+
+def test_shards_are_not_gathered(tmp_path):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
+    with Publisher(tmp_path) as publisher:
+        publisher.publish(sharded(0, mesh), 0)
+    [path] = (tmp_path / "layouts").iterdir()
+    content = json.loads(path.read_bytes().split(b"\n")[0])
+    leaf = [name for name, _, _ in content["leaves"]].index("layer/w")
+    tiles = [(start, shape) for number, start, shape in content["parts"][0] if number == leaf]
+    assert len(tiles) == 8
+    assert {tuple(shape) for _, shape in tiles} == {(10, 65)}
+
+
+def test_a_program_that_forgets_to_close_loses_nothing(tmp_path):
+    script = f"""
+import jax.numpy as jnp, jaxcomp
+publisher = jaxcomp.weights.Publisher({str(tmp_path)!r})
+for step in range(3):
+    publisher.publish({{"w": jnp.full(50, step)}}, step)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    weights, version = Reader(tmp_path).update()
+    assert version == 3
+    assert set(weights["w"].tolist()) == {2}
 
 
 def test_one_publisher_may_change_its_mesh(url):
@@ -563,6 +599,10 @@ def test_wrong_arguments_are_told(url):
         publisher.publish({"w": jnp.ones(3, jnp.complex64)}, 0)
     with pytest.raises(ValueError, match="at least one array"):
         publisher.publish({}, 0)
+    for step, message in ((1.5, "`step` must be an integer"), (-1, "`step` must be at least 0")):
+        with pytest.raises(ValueError, match=message):
+            publisher.publish({"w": jnp.ones(3)}, step)
+    publisher.publish({"w": jnp.ones(3)}, jnp.int32(4))  # As a training state has it.
     publisher.close()
     with pytest.raises(ValueError, match="before `close`"):
         publisher.publish({"w": jnp.ones(3)}, 0)
