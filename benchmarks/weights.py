@@ -48,7 +48,8 @@ def pair(size: int, rate: float, rms: float) -> tuple[np.ndarray, np.ndarray]:
     draw = np.random.default_rng(0)
     exact = draw.standard_normal(size, np.float32) * np.float32(0.02)
     moved = exact - np.float32(rate * rms) * draw.standard_normal(size, np.float32)
-    return tuple(x.astype(ml_dtypes.bfloat16).view("<u2") for x in (exact, moved))
+    old, new = (x.astype(ml_dtypes.bfloat16).view("<u2") for x in (exact, moved))
+    return old, new
 
 
 def entropy(old: np.ndarray, new: np.ndarray) -> float:
@@ -79,7 +80,7 @@ def gaps(old: np.ndarray, new: np.ndarray) -> bytes:
 
 def xor(old: np.ndarray, new: np.ndarray) -> bytes:
     """The XOR of all weights, by Zstandard."""
-    return zstandard.ZstdCompressor(level=3).compress(old ^ new)
+    return zstandard.ZstdCompressor(level=3).compress((old ^ new).data)
 
 
 def read_xor(old: np.ndarray, data: bytes) -> np.ndarray:
@@ -109,9 +110,9 @@ def on_device(bits: np.ndarray) -> list[jax.Array]:
 def applied(layout: Layout, data: bytes, before: drafts.Draft | None) -> drafts.Draft:
     """A file that is read, as a reader does it: with both checksums."""
     selection = selections.select(layout, None)
-    draft = drafts.Draft(
-        layout, selection, *(() if before is None else (before.arrays, before.sums))
-    )
+    draft = drafts.Draft(layout, selection)
+    if before is not None:
+        draft = drafts.Draft(layout, selection, before.arrays, before.sums)
     summed = hashlib.sha256(data).hexdigest()
     stream = stores.Stream("file", io.BytesIO(data), len(data), summed)
     draft.apply(stream, 0, snapshot=before is None)

@@ -23,7 +23,7 @@ def cheapest(
     Example:
         >>> one, two = Id(0, 1), Id(0, 2)
         >>> entries = [Entry(one, 0, 0.0, ((None, 90),)),
-        ...            Entry(two, 0, 0.0, ((None, 100), (one, 5)))]
+        ...            Entry(two, 0, 0.0, ((None, 80), (one, 5)))]
         >>> cheapest(entries, one, two) == [(one, two)]
         True
         >>> cheapest(entries, None, two) == [(None, two)]
