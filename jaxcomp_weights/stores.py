@@ -54,14 +54,21 @@ class Store:
             Damaged: if it is longer.
             OSError: if it cannot be read.
         """
-        # In one request: a pointer or an index may be replaced between two.
         try:
-            data = self._fs.cat_file(self._path(name), end=most + 1)
+            data = self._read(name, most + 1)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         if len(data) > most:
             raise Damaged(f"{name} has more than {most:,} bytes")
         return data
+
+    def _read(self, name: str, most: int) -> bytes:
+        if self.folder is None:
+            # In one request: a pointer or an index may be replaced between two.
+            return self._fs.cat_file(self._path(name), end=most)
+        with open(self.folder / name, "rb") as file:
+            # Python takes as much memory as it is asked to read.
+            return file.read(min(os.fstat(file.fileno()).st_size + 1, most))
 
     @contextlib.contextmanager
     def stream(self, name: str, size: int, sha256: str) -> "Iterator[Stream]":
