@@ -150,7 +150,7 @@ _SETTING = (
 CLAIMS = (
     Claim(
         name="pulse-sparsity",
-        methods=("weights",),
+        methods=("weights", "PULSE"),
         source=_SOURCE,
         claim="At the learning rates of reinforcement learning about 99 % of the weights in "
         "bfloat16 stay the same in a step, as Adam's steps are below half a unit in the last "
@@ -169,7 +169,7 @@ CLAIMS = (
     ),
     Claim(
         name="pulse-bytes",
-        methods=("weights",),
+        methods=("weights", "PULSE"),
         source=f"{_SOURCE}; version 1: 14 GB become 108 MB",
         claim="Lossless patches of gaps and new values take more than 100 times fewer bytes than "
         "all weights.",
