@@ -233,12 +233,14 @@ class Writer:
         assert self._owner is not None
         self._remove(self._owner.dropped)
         self._owner.dropped = []
-        if self.newest is None:
+        begun = self._owner.begun
+        if begun is None:
             return
-        begun = Id(self.newest.generation, self.newest.number + 1)
-        bases = [None, *(entry.id for entry in self._owner.entries[-128:])]
-        names = (documents.file_name(begun, base, 0) for base in bases)
-        self._remove([*names, documents.manifest_name(begun)])
+        listed = [entry.id for entry in self._owner.entries]
+        for base in (None, *chain.bases(begun.number, listed, self._rules)):
+            for part in range(self._processes):
+                self._store.remove(documents.file_name(begun, base, part))
+        self._store.remove(documents.manifest_name(begun))
 
     def _remove(self, names: list[str]) -> None:
         for name in names:
