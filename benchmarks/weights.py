@@ -93,7 +93,7 @@ def zipnn(bits: np.ndarray) -> str:
     try:
         import zipnn as package  # pyright: ignore[reportMissingImports]
     except ImportError:
-        return "not installed"
+        return ""
     coder = package.ZipNN(bytearray_dtype="bfloat16")
     return f"{len(coder.compress(bits.tobytes())) / bits.size:.3f}"
 

@@ -101,11 +101,6 @@ def classes(bits: np.ndarray, name: str) -> np.ndarray:
     return ((bits >> form.mantissa) & mask).astype(np.uint8)
 
 
-def class_count(name: str) -> int:
-    """How many contexts a dtype has."""
-    return min(1 << FORMATS[name].exponent, CLASSES)
-
-
 def _order(bits: np.ndarray, form: Format) -> np.ndarray:
     top = _top(bits.dtype)
     if not form.signed:

@@ -99,7 +99,7 @@ def _copy(array: np.ndarray, dtype: str, target: Any) -> None:
 
     # By integers of the same bits: torch has bfloat16 and float8, and numpy may not.
     width = array.dtype.itemsize
-    whole = np.ascontiguousarray(array).view(f"<i{width}")
+    whole = np.ascontiguousarray(array).reshape(array.shape).view(f"<i{width}")
     whole = whole if whole.flags.writeable else whole.copy()
     with torch.no_grad():
         bits = torch.from_numpy(whole)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from jaxcomp_weights import documents, routes
+from jaxcomp_weights import documents
 from jaxcomp_weights.documents import Entry, Id
 
 
@@ -95,8 +95,3 @@ def dropped(before: Sequence[Entry], after: Sequence[Entry], parts: int) -> list
     ]
     gone = [documents.manifest_name(entry.id) for entry in before if entry.id not in listed]
     return names + gone
-
-
-def reachable(entries: Sequence[Entry], want: Id) -> bool:
-    """Whether a reader without a version can reach this one."""
-    return routes.cheapest(entries, None, want) is not None

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Int32, UInt, UInt32
 
 from jaxcomp.types import Array
-from jaxcomp_weights.checksums import SEEDS, Sum
+from jaxcomp_weights.checksums import SEEDS
 
 
 @functools.partial(jax.jit, static_argnames="tiles")
@@ -51,11 +51,6 @@ def of_changes(
     before, after = (jnp.take(bits, places, mode="clip") for bits in (old, new))
     hashes = _hashes(at, after, ends) - _hashes(at, before, ends)
     return _sums(hashes, valid, at, ends, tiles)
-
-
-def add(sums: list[Sum], change: UInt32[Array, "tiles 2"]) -> list[Sum]:
-    """Checksums plus their changes."""
-    return [one + Sum(int(a), int(b)) for one, (a, b) in zip(sums, change, strict=True)]
 
 
 def _hashes(

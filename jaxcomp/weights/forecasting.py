@@ -34,7 +34,7 @@ class Sent(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What a version costs on a link.
+    """The bytes and seconds of a version on a link.
 
     Attributes:
         changed: the fraction of numbers that change.

@@ -42,6 +42,7 @@ class Ownership:
         self.newest: Id | None = None
         self.entries: list[Entry] = []
         self.dropped: list[str] = []
+        self.begun: Id | None = None  # The version that the publisher before may have begun.
         if before >= 0:
             self._inherit(before)
         write(store, documents.index_name(self.generation), self.index(), sign)
@@ -91,11 +92,12 @@ class Ownership:
         if index is not None:
             names = [str(name) for name in index.get("dropped", ())]
             self.dropped = [name for name in names if documents.is_removable(name)]
-        if pointer is None or index is None:
+        if pointer is not None and index is not None:
+            newest = self.newest = documents.read_id(pointer)
+            self.entries = [e for e in documents.read_index(index) if e.id <= newest]
+        elif pointer is not None or index is None:  # Damaged: nothing is certain.
             return
-        self.newest = documents.read_id(pointer)
-        listed = documents.read_index(index)
-        self.entries = [entry for entry in listed if entry.id <= self.newest]
+        self.begun = Id(before, 1 + (0 if self.newest is None else self.newest.number))
 
 
 def read(store: Store, name: str, verify: Verify | None = None) -> dict[str, Any] | None:

@@ -63,6 +63,8 @@ class Writer:
         self._generation, self._number = _agree(self._owner and self._owner.generation, number)
         self._layout: Layout | None = None
         self._held: dict[Id, _Held] = {}
+        self._last: _Work | None = None
+        self._failed: list[Id] = []
         if self._leads:
             self._remove_leftovers()
 
@@ -92,10 +94,12 @@ class Writer:
             else:
                 self._hand_over(work, part)
         except BaseException:
-            for base in self._bases(work):
-                self._store.remove(documents.file_name(work.id, base, self._process))
+            self._remove_files(work)
+            if self._processes > 1:  # The others may hold this version, and not the one before.
+                self._held, self._layout = {}, None
+                self._failed.append(work.id)
             raise
-        self._layout, self.newest = layout, work.id
+        self._layout, self.newest, self._last = layout, work.id, work
         self._held[work.id] = _Held(tiles, part.sums)
         wanted = chain.to_hold(work.id.number, self._rules)
         self._held = {one: held for one, held in self._held.items() if one.number in wanted}
@@ -112,11 +116,19 @@ class Writer:
             snapshot = chain.needs_snapshot(version.number, self._owner.entries, fresh, self._rules)
             bases = chain.bases(version.number, list(self._held), self._rules)
             if self._processes > 1:
-                content = {"snapshot": snapshot, "bases": bases}
+                content = {"snapshot": snapshot, "bases": bases, "newest": self.newest}
                 ownership.write(self._store, name, content, self._sign)
             return _Work(version, snapshot, bases)
         content = self._wait_for(name)
+        if self._last is not None and content["newest"] != [*self._last.id]:
+            self._remove_files(self._last)  # Another process could not write its own.
+            self._last = None
         return _Work(version, content["snapshot"], [Id(*base) for base in content["bases"]])
+
+    def _remove_files(self, work: _Work) -> None:
+        """Removes the files of this process for a version that is not finished."""
+        for base in self._bases(work):
+            self._store.remove(documents.file_name(work.id, base, self._process))
 
     @staticmethod
     def _bases(work: _Work) -> list[Id | None]:
@@ -203,10 +215,10 @@ class Writer:
             raise
         self._remove(self._owner.dropped)
         self._owner.dropped = []
-        for process in range(1, self._processes):
-            self._store.remove(f"work/{work.id}-{process:05}")
-        if self._processes > 1:
-            self._store.remove(f"work/{work.id}")
+        for done in [*self._failed, work.id] if self._processes > 1 else []:
+            notes = (f"-{process:05}" for process in range(1, self._processes))
+            self._remove([f"work/{done}{one}" for one in ("", *notes)])
+        self._failed = []
 
     def _write_layout(self, layout: Layout) -> str:
         """Writes the document of a layout, and returns its digest."""
@@ -221,12 +233,14 @@ class Writer:
         assert self._owner is not None
         self._remove(self._owner.dropped)
         self._owner.dropped = []
-        if self.newest is None:
+        begun = self._owner.begun
+        if begun is None:
             return
-        begun = Id(self.newest.generation, self.newest.number + 1)
-        bases = [None, *(entry.id for entry in self._owner.entries[-128:])]
-        names = (documents.file_name(begun, base, 0) for base in bases)
-        self._remove([*names, documents.manifest_name(begun)])
+        listed = [entry.id for entry in self._owner.entries]
+        for base in (None, *chain.bases(begun.number, listed, self._rules)):
+            for part in range(self._processes):
+                self._store.remove(documents.file_name(begun, base, part))
+        self._store.remove(documents.manifest_name(begun))
 
     def _remove(self, names: list[str]) -> None:
         for name in names:

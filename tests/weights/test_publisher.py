@@ -196,6 +196,23 @@ def test_a_new_publisher_goes_on_with_the_numbers(url):
     assert [entry.id.number for entry in reader.versions()] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("published", [0, 2])
+def test_a_begun_version_is_removed_by_the_next_publisher(published, tmp_path):
+    """Its files are there, and neither its manifest nor its pointer: so a kill leaves it."""
+    publish(tmp_path, range(published))
+    begun = documents.Id(0, published + 1)
+    base = documents.Id(0, published) if published else None
+    left = tmp_path / documents.file_name(begun, base, 0)
+    left.parent.mkdir(exist_ok=True)
+    left.write_bytes(b"begun")
+    Publisher(tmp_path).close()
+    assert not left.exists()
+    publish(tmp_path, [5])
+    weights, version = Reader(tmp_path).update()
+    assert version == published + 1
+    assert got(weights) == expected(model(5))
+
+
 def test_a_second_publisher_of_this_process_takes_over(tmp_path):
     first = Publisher(tmp_path, dtype=jnp.bfloat16)
     first.publish(model(0), 0)
