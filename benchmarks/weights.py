@@ -121,7 +121,12 @@ def applied(layout: Layout, data: bytes, before: drafts.Draft | None) -> drafts.
 
 def sizes(size: int, rate: float, rms: float) -> dict[str, Any]:
     """A row of the table: dense bytes divided by those of each way."""
-    old, new = pair(size, rate, rms)
+    return {"rate": rate, "rms": rms, **compared(*pair(size, rate, rms))}
+
+
+def compared(old: np.ndarray, new: np.ndarray) -> dict[str, Any]:
+    """Dense bytes divided by those of each way, for the bits of weights before and after a step."""
+    size = old.size
     layout, dense = layout_of(size), 2 * size
     changed = np.count_nonzero(old != new)
     sums: list[Any] = []
@@ -138,8 +143,6 @@ def sizes(size: int, rate: float, rms: float) -> dict[str, Any]:
     exponents = np.bincount((old >> 7) & 0xFF)
     exponents = exponents[exponents > 0] / size
     return {
-        "rate": rate,
-        "rms": rms,
         "changed": changed / size,
         "pairs": dense / (6 * changed),
         "gaps": dense / len(gaps(old, new)),

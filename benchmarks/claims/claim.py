@@ -57,6 +57,9 @@ SEEDS_FIXED = "2026-11-27T02:46:00"
 DELAYS_FIXED = "2026-11-27T06:32:00"
 """When the criterion of gossip behind a delay was committed."""
 
+PATCHES_FIXED = "2026-11-28T03:54:00"
+"""When the criteria of patches of weights were committed."""
+
 LONGEST = 120
 """Characters of a cell of the page's tables."""
 

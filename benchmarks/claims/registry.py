@@ -39,6 +39,7 @@ SYSTEMS = {
     "ADPSGD": "adpsgd",
     "DPSVRG": "dpsvrg",
     "CEO": "CEO",
+    "PULSE": "weights",
 }
 """Compared systems, with the name of the library that covers each, if it has one."""
 
