@@ -40,8 +40,9 @@ class Source:
         Raises:
             Untrusted: for an older owner than one that was seen before.
         """
-        if self._generation is not None:
-            found = self._pointer(self._generation)
+        found, before = None, self._generation
+        if before is not None:
+            found = self._pointer(before)
             if found is not None and (known is None or found > known):
                 return found
         content = self._document(documents.OWNER)
@@ -58,7 +59,7 @@ class Source:
                 )
         else:
             self._generation = generation
-        return self._pointer(self._generation)
+        return found if self._generation == before else self._pointer(self._generation)
 
     def _pointer(self, generation: int) -> Id | None:
         content = self._document(documents.newest_name(generation))

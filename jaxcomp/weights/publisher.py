@@ -22,8 +22,10 @@ from jaxcomp_weights.stores import Store
 
 SMALL, FAST = "small", "fast"
 CODINGS = (SMALL, FAST)
-_FAST_FROM = 2e8
-"""Bytes per second from which the fast coding is sooner at a reader: `benchmarks/weights.py`."""
+_FAST_FROM = 1.6e5
+"""Bytes per second from which the fast coding is sooner at a reader: 100 million weights have
+0.4 MB more than in the small one, and take 2.6 s less to code, read and apply on two cores
+(`benchmarks/results/weights/speeds.md`)."""
 
 
 class _Job(NamedTuple):
@@ -46,7 +48,8 @@ class Publisher:
         dtype: the dtype in which receivers compute, for floating arrays; None for their own.
         coding: "small" for the fewest bytes, "fast" for the shortest time; None for the choice by
             the link.
-        link: the link of a reader, a `jaxcomp.planning.Network`; None for a slow one.
+        link: the link of a reader, a `jaxcomp.planning.Network`: the fast coding is chosen from
+            1.3 Mbit/s on. None for the fewest bytes.
         snapshot_every: a snapshot at least every so many versions; also when the patches since the
             last one have more bytes than it has.
         skips: also patches over so many versions, for readers that are late. Each holds one more

@@ -126,7 +126,7 @@ def symbols(
     marks = marks.at[word].add(jnp.uint32(1) << (rank & 31).astype(jnp.uint32), mode="drop")[None]
     ranks = bitmap.places(marks, slots, bitmap.from_first(1))[0]
     goes = jnp.where(found.valid, bitmap.rank(marks, rank[None])[0], slots)
-    step = found.size * 2 + found.negative
+    step = found.size * 2 + found.negative.astype(jnp.uint32)
     steps = jnp.zeros(slots, jnp.uint32).at[goes].set(step, mode="drop")
     ends = jnp.cumsum(members)
     kind = jnp.sum(ranks[:, None] >= ends[None, :-1], axis=1, dtype=jnp.int32)
@@ -180,7 +180,7 @@ def _rank(words: UInt32[Array, " words"], place: Int32[Array, " k"]) -> Int32[Ar
     sizes = jnp.sum(ones, axis=1)
     before = jnp.cumsum(sizes) - sizes
     word, group = place >> 5, place >> 5 >> (_GROUP.bit_length() - 1)
-    number = jnp.arange(_GROUP, dtype=jnp.int32)
+    number = jnp.arange(_GROUP, dtype=jnp.int32)[None]
     its = jnp.take(words.reshape(-1, _GROUP), group, axis=0, mode="clip")
     own = (jnp.uint32(1) << (place & 31).astype(jnp.uint32)) - 1
     within = (word & (_GROUP - 1))[:, None]

@@ -1,6 +1,7 @@
 """Writing a version: its files first, then its manifest, the index, and the pointer last."""
 
 import time
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -55,10 +56,10 @@ class Writer:
 
     def __init__(self, store: Store, coding: str, rules: Rules, key: Key | None, patience: float):
         self._store, self._coding, self._rules = store, coding, rules
-        self._sign = None if key is None else key.sign
+        self._sign, self._verify = (None, None) if key is None else key
         self._process, self._processes = jax.process_index(), jax.process_count()
         self._owner = ownership.Ownership(store, key, patience) if self._leads else None
-        self.newest = None if self._owner is None else self._owner.newest
+        self.newest = self._listed = None if self._owner is None else self._owner.newest
         number = 0 if self.newest is None else self.newest.number
         self._generation, self._number = _agree(self._owner and self._owner.generation, number)
         self._layout: Layout | None = None
@@ -94,7 +95,8 @@ class Writer:
             else:
                 self._hand_over(work, part)
         except BaseException:
-            self._remove_files(work)
+            if self._listed != work.id:  # Otherwise readers may see it already.
+                self._remove_files(work)
             if self._processes > 1:  # The others may hold this version, and not the one before.
                 self._held, self._layout = {}, None
                 self._failed.append(work.id)
@@ -116,11 +118,11 @@ class Writer:
             snapshot = chain.needs_snapshot(version.number, self._owner.entries, fresh, self._rules)
             bases = chain.bases(version.number, list(self._held), self._rules)
             if self._processes > 1:
-                content = {"snapshot": snapshot, "bases": bases, "newest": self.newest}
+                content = {"snapshot": snapshot, "bases": bases, "listed": self._listed}
                 ownership.write(self._store, name, content, self._sign)
             return _Work(version, snapshot, bases)
         content = self._wait_for(name)
-        if self._last is not None and content["newest"] != [*self._last.id]:
+        if self._last is not None and content["listed"] != [*self._last.id]:
             self._remove_files(self._last)  # Another process could not write its own.
             self._last = None
         return _Work(version, content["snapshot"], [Id(*base) for base in content["bases"]])
@@ -177,7 +179,7 @@ class Writer:
 
     def _wait_for(self, name: str) -> dict[str, Any]:
         until = time.monotonic() + _PATIENCE
-        while (content := ownership.read(self._store, name)) is None:
+        while (content := ownership.read(self._store, name, self._verify)) is None:
             if time.monotonic() > until:
                 raise TimeoutError(f"another process did not write {name} in {_PATIENCE:g} s")
             time.sleep(_AGAIN)
@@ -208,13 +210,14 @@ class Writer:
         try:
             index = documents.index_name(self._generation)
             ownership.write(self._store, index, self._owner.index(), self._sign)
-            pointer = documents.newest_name(self._generation)
-            ownership.write(self._store, pointer, {"version": work.id}, self._sign)
         except BaseException:
             self._owner.entries, self._owner.dropped = previous
             raise
-        self._remove(self._owner.dropped)
-        self._owner.dropped = []
+        # From here on readers may see the version, even if the store does not say so.
+        self._listed = work.id
+        pointer = documents.newest_name(self._generation)
+        ownership.write(self._store, pointer, {"version": work.id}, self._sign)
+        self._remove_dropped()
         for done in [*self._failed, work.id] if self._processes > 1 else []:
             notes = (f"-{process:05}" for process in range(1, self._processes))
             self._remove([f"work/{done}{one}" for one in ("", *notes)])
@@ -231,8 +234,7 @@ class Writer:
     def _remove_leftovers(self) -> None:
         """Removes what a publisher that was killed had begun: the version after its newest one."""
         assert self._owner is not None
-        self._remove(self._owner.dropped)
-        self._owner.dropped = []
+        self._remove_dropped()
         begun = self._owner.begun
         if begun is None:
             return
@@ -241,6 +243,16 @@ class Writer:
             for part in range(self._processes):
                 self._store.remove(documents.file_name(begun, base, part))
         self._store.remove(documents.manifest_name(begun))
+
+    def _remove_dropped(self) -> None:
+        """Removes files that no listed version has; what stays is tried again with the next one."""
+        assert self._owner is not None
+        try:
+            self._remove(self._owner.dropped)
+        except OSError as error:
+            warnings.warn(f"old files of weights could not be removed: {error}", stacklevel=2)
+        else:
+            self._owner.dropped = []
 
     def _remove(self, names: list[str]) -> None:
         for name in names:

@@ -62,7 +62,7 @@ def encode(
     coded = rans.encode_mixed(symbols[None], (high - low)[None], table, begins, words)
     turned = _rotate(bits) if rotated else bits
     shifts = 8 * jnp.arange(bits.dtype.itemsize - 1, dtype=bits.dtype)
-    rest = (turned[:, None] >> shifts).astype(jnp.uint8)
+    rest = (turned[:, None] >> shifts[None]).astype(jnp.uint8)
     return Streams(coded.words[0], coded.bits[0], rest)
 
 

@@ -41,6 +41,8 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_lower_for_accelerators(name, platform):
     program, args, options = PROGRAMS[name]
-    text = program.trace(*args, **options).lower(lowering_platforms=(platform,)).as_text()
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        traced = program.trace(*args, **options)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
     assert "stablehlo" in text
     assert "callback" not in text  # Nothing comes to the host in between.
