@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxcomp.weights import Publisher
-from jaxcomp_weights import Reader, WeightsError
+from jaxcomp_weights import Reader, WeightsError, stores
 
 SIZES = {"w": (40, 130), "b": (7,)}
 
@@ -31,10 +31,12 @@ def same(weights, step):
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Says nothing."""
+    """Keeps the requests, and serves no ranges."""
+
+    requests = []
 
     def log_message(self, *args):
-        pass
+        self.requests.append((self.command, self.path))
 
 
 class Unsized(Quiet):
@@ -55,8 +57,12 @@ def site(request, tmp_path):
         server.shutdown()
 
 
-def test_a_folder_is_read_by_http(site, tmp_path):
+@pytest.mark.parametrize("whole", [stores._WHOLE, 1000])
+def test_a_folder_is_read_by_http(whole, site, tmp_path, monkeypatch):
+    """Files in one request each, or from begin to end in blocks if they are long."""
     pytest.importorskip("aiohttp")
+    monkeypatch.setattr(stores, "_WHOLE", whole)
+    Quiet.requests.clear()
     reader = Reader(site)
     with pytest.raises(WeightsError, match="nothing is published at http://"):
         reader.update()
@@ -68,6 +74,10 @@ def test_a_folder_is_read_by_http(site, tmp_path):
                 weights, version = reader.update()
                 same(weights, step)
                 assert (version, reader.step) == (step + 1, step)
+    # With two requests, an index that is replaced between them is cut to the size of the old one.
+    heads = [path for command, path in Quiet.requests if command == "HEAD"]
+    assert all(path.startswith("/files/") for path in heads)
+    assert not heads or whole == 1000
     [patch] = tmp_path.glob("files/0000000005-*from*")
     data = patch.read_bytes()
     for altered in (data[:-3], data[:-3] + b"\0\0\0"):
