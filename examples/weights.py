@@ -31,12 +31,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import options
 import report
-import weights_model as model
 import weights_report
 from weights_reader import digests
+from weights_trainer import Trainer
 
 import jaxcomp
 from jaxcomp.testing import Relay
@@ -48,7 +47,6 @@ HERE = pathlib.Path(__file__).parent
 READERS, KILLED = 2, 1
 DELAY = 0.01
 """Seconds one way."""
-PROMPTS, GROUP, EXAMPLES = 32, 8, 128
 ENOUGH = 0.4
 """Part of right answers at which the supervised phase ends."""
 TIMEOUT = 120.0
@@ -73,77 +71,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if args.quick:
         args.width, args.layers, args.examples, args.steps = 64, 1, 20, 12
     return args
-
-
-class Trainer:
-    """The model with its optimizer: steps on examples, then on its own answers."""
-
-    def __init__(self, args: argparse.Namespace):
-        self.params = jax.device_put(model.init(args.width, args.layers, args.seed))
-        self._draw, self._key = np.random.default_rng(args.seed), jax.random.key(args.seed)
-        self._start(optax.adam(optax.linear_schedule(0.0, 2e-3, 30)))
-
-    def _start(self, tx: optax.GradientTransformation) -> None:
-        self._state = tx.init(self.params)
-
-        @functools.partial(jax.jit, donate_argnums=(0, 1))
-        def step(params: Any, state: Any, prompts: Any, answers: Any, advantage: Any) -> Any:
-            loss, grads = jax.value_and_grad(surprise)(params, prompts, answers, advantage)
-            updates, state = tx.update(grads, state, params)
-            return optax.apply_updates(params, updates), state, loss
-
-        self._step = step
-
-    def learn(self) -> None:
-        """A step on problems with their answers."""
-        prompts, answers = model.problems(self._draw, EXAMPLES)
-        self._train(prompts, answers, np.ones(EXAMPLES, np.float32))
-
-    def start_reinforcing(self, rate: float) -> None:
-        """Goes on with a new optimizer."""
-        self._start(optax.adam(rate))
-
-    def reinforce(self) -> float:
-        """A step on answers of the model, by their advantage in their group; returns the reward."""
-        prompts, right = model.problems(self._draw, PROMPTS)
-        prompts, right = (np.repeat(x, GROUP, axis=0) for x in (prompts, right))
-        answers, reward = self._answer(prompts, right)
-        groups = reward.reshape(PROMPTS, GROUP)
-        spread = groups.std(1, keepdims=True) + 1e-4
-        self._train(prompts, answers, ((groups - groups.mean(1, keepdims=True)) / spread).ravel())
-        return float(reward.mean())
-
-    def reward(self, count: int = 256) -> float:
-        """The part of right answers to new problems."""
-        return float(self._answer(*model.problems(self._draw, count))[1].mean())
-
-    def _answer(self, prompts: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        self._key, key = jax.random.split(self._key)
-        answers = np.asarray(sample(self.params, key, prompts))
-        return answers, np.all(answers == right, 1).astype(np.float32)
-
-    def _train(self, prompts: np.ndarray, answers: np.ndarray, advantage: np.ndarray) -> None:
-        self.params, self._state, _ = self._step(
-            self.params, self._state, prompts, answers, advantage
-        )
-
-
-def surprise(params: Any, prompts: Any, answers: Any, advantage: Any) -> Any:
-    """The cross-entropy of answers, each weighted by its advantage."""
-    tokens = jnp.concatenate([prompts, answers[:, :-1]], 1)
-    scores = model.logits(jnp, params, tokens)[:, model.PROMPT - 1 :]
-    each = optax.softmax_cross_entropy_with_integer_labels(scores, answers).sum(1)
-    return jnp.mean(advantage * each)
-
-
-@jax.jit
-def sample(params: Any, key: Any, prompts: Any) -> Any:
-    """Answers to prompts, a digit after the other."""
-    tokens = prompts
-    for each in jax.random.split(key, model.ANSWER):
-        digit = jax.random.categorical(each, model.logits(jnp, params, tokens)[:, -1])
-        tokens = jnp.concatenate([tokens, digit[:, None].astype(tokens.dtype)], 1)
-    return tokens[:, model.PROMPT :]
 
 
 class Readers:
@@ -246,7 +173,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     for name in ("weights", "sha256"):
         (folder / name).mkdir(parents=True)
-    console, trainer, rows, events = report.console(), Trainer(args), [], []
+    console, trainer, rows, events = (
+        report.console(),
+        Trainer(args.width, args.layers, args.seed),
+        [],
+        [],
+    )
     with contextlib.ExitStack() as stack:
         bars = stack.enter_context(report.progress(console))
         learn(trainer, args, bars)

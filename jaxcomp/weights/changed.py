@@ -13,7 +13,7 @@ from jaxcomp.types import Array
 from jaxcomp_weights.patterns import CLASSES, Format
 
 LEAST = 1024
-"""The smallest capacity; the next ones are 4, 16, … times as large."""
+"""The smallest capacity; the next ones are 2, 4, … times as large."""
 
 
 class Changed(NamedTuple):
@@ -22,6 +22,8 @@ class Changed(NamedTuple):
     Attributes:
         places: their positions in the window; unspecified beyond the last one.
         valid: which slots have one.
+        before: the bits that were there.
+        after: the bits that are there.
         negative: whether each goes down.
         size: the size of each step in the ordered integers, less one.
         classes: the context of each.
@@ -29,6 +31,8 @@ class Changed(NamedTuple):
 
     places: Int32[Array, " k"]
     valid: Bool[Array, " k"]
+    before: UInt[Array, " k"]
+    after: UInt[Array, " k"]
     negative: Bool[Array, " k"]
     size: UInt32[Array, " k"]
     classes: Int32[Array, " k"]
@@ -48,7 +52,7 @@ def capacity(count: int, size: int) -> int:
     """Slots for so many changed numbers of a window."""
     found = LEAST
     while found < count:
-        found *= 4
+        found *= 2
     return min(found, size)
 
 
@@ -74,7 +78,7 @@ def at(
     # The most negative number has no opposite, but the right one as an unsigned integer.
     size = jnp.where(negative, -signed, signed).astype(jnp.uint32) - 1
     valid = jnp.arange(where.size) < count
-    return Changed(where, valid, negative, size, classes(before, form))
+    return Changed(where, valid, before, after, negative, size, classes(before, form))
 
 
 def order(bits: UInt[Array, " n"], form: Format) -> UInt[Array, " n"]:

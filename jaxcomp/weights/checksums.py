@@ -1,23 +1,23 @@
 """Checksums on the device, equal to those of `jaxcomp_weights.checksums`."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Int32, UInt, UInt32
+from jaxtyping import Bool, Int32, UInt, UInt32
 
 from jaxcomp.types import Array
 from jaxcomp_weights.checksums import SEEDS
 
+_FEW = 32
+"""Tiles up to which each position is compared with the end of every tile."""
 
-@functools.partial(jax.jit, static_argnames="tiles")
+
+@jax.jit
 def of_window(
     bits: UInt[Array, " size"],
     low: Array,
     high: Array,
     begin: Array,
     ends: Int32[Array, " tiles"],
-    tiles: int,
 ) -> UInt32[Array, "tiles 2"]:
     """The checksums of the tiles of a run, of the numbers in a window.
 
@@ -27,14 +27,15 @@ def of_window(
         high: the position after the last one.
         begin: the first number of the piece in its run.
         ends: where each tile of the run ends.
-        tiles: the number of tiles.
     """
     place = jnp.arange(bits.size, dtype=jnp.int32)
     valid = (place >= low) & (place < high)
-    return _sums(_hashes(place - low + begin, bits, ends), valid, place - low + begin, ends, tiles)
+    at = place - low + begin
+    tile = _tile_of(at, ends)
+    return _sums(_hashes(at, bits, tile, ends), valid, tile, ends.size)
 
 
-@functools.partial(jax.jit, static_argnames="tiles")
+@jax.jit
 def of_changes(
     old: UInt[Array, " size"],
     new: UInt[Array, " size"],
@@ -43,38 +44,55 @@ def of_changes(
     low: Array,
     begin: Array,
     ends: Int32[Array, " tiles"],
-    tiles: int,
 ) -> UInt32[Array, "tiles 2"]:
     """The change of the tiles' checksums by the changed numbers of a window."""
-    valid = jnp.arange(places.size) < count
-    at = places - low + begin
     before, after = (jnp.take(bits, places, mode="clip") for bits in (old, new))
-    hashes = _hashes(at, after, ends) - _hashes(at, before, ends)
-    return _sums(hashes, valid, at, ends, tiles)
+    return change(before, after, places - low + begin, jnp.arange(places.size) < count, ends)
+
+
+def change(
+    before: UInt[Array, " k"],
+    after: UInt[Array, " k"],
+    at: Int32[Array, " k"],
+    valid: Bool[Array, " k"],
+    ends: Int32[Array, " tiles"],
+) -> UInt32[Array, "tiles 2"]:
+    """The change of the tiles' checksums by numbers at these positions of a run, which ascend."""
+    at = jnp.where(valid, at, ends[-1])
+    tile = _tile_of(at, ends)
+    hashes = _hashes(at, after, tile, ends) - _hashes(at, before, tile, ends)
+    return _sums(hashes, valid, tile, ends.size)
+
+
+def _tile_of(at: Int32[Array, " n"], ends: Int32[Array, " tiles"]) -> Int32[Array, " n"]:
+    """The tile of each position; positions ascend. A bisection for each would take longer."""
+    if ends.size <= _FEW:
+        return jnp.sum(at[:, None] >= ends[None, :-1], axis=1, dtype=jnp.int32)
+    begins = jnp.searchsorted(at, ends[:-1])
+    marks = jnp.zeros(at.size, jnp.int32).at[begins].add(1, mode="drop", indices_are_sorted=True)
+    return jnp.cumsum(marks)
 
 
 def _hashes(
-    at: Int32[Array, " n"], bits: UInt[Array, " n"], ends: Int32[Array, " tiles"]
+    at: Int32[Array, " n"],
+    bits: UInt[Array, " n"],
+    tile: Int32[Array, " n"],
+    ends: Int32[Array, " tiles"],
 ) -> UInt32[Array, "n 2"]:
     if ends.size > 1:  # Positions count from the begin of a tile.
-        starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
-        at = at - starts[jnp.searchsorted(ends, at, side="right")]
+        at = at - jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])[tile]
     positions, bits = at.astype(jnp.uint32), bits.astype(jnp.uint32)
     return jnp.stack([_hash(positions, bits, *seed) for seed in SEEDS], axis=-1)
 
 
 def _sums(
-    hashes: UInt32[Array, "n 2"],
-    valid: Array,
-    at: Int32[Array, " n"],
-    ends: Int32[Array, " tiles"],
-    tiles: int,
+    hashes: UInt32[Array, "n 2"], valid: Array, tile: Int32[Array, " n"], tiles: int
 ) -> UInt32[Array, "tiles 2"]:
     hashes = jnp.where(valid[:, None], hashes, 0)
     if tiles == 1:
         return jnp.sum(hashes, axis=0, dtype=jnp.uint32)[None]
-    tile = jnp.where(valid, jnp.searchsorted(ends, at, side="right"), tiles)
-    return jnp.zeros((tiles, 2), jnp.uint32).at[tile].add(hashes, mode="drop")
+    empty = jnp.zeros((tiles, 2), jnp.uint32)
+    return empty.at[tile].add(hashes, mode="drop", indices_are_sorted=True)
 
 
 def _hash(positions: Array, bits: Array, by: int, on: int, plus: int) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxcomp.messages.streams import frequencies
 from jaxcomp.weights import changed, checksums, fast, small, whole
-from jaxcomp.weights.windows import Window, windows
+from jaxcomp.weights.windows import Window, Windows, on
 from jaxcomp_weights import alphabets, bitstreams, patterns, pieces
 from jaxcomp_weights.checksums import ZERO, Sum
 from jaxcomp_weights.drafts import MAGIC
@@ -41,18 +41,18 @@ class _Piece(NamedTuple):
 
 
 class _Changes(NamedTuple):
-    """A run of a patch: its tiles before and after, and what changes in each piece."""
+    """A run of a patch: its windows before and after, and what changes in each piece."""
 
     run: Run
     piece: int
-    before: Tiles
-    after: Tiles
+    before: Windows
+    after: Windows
     found: list[Any]
     counts: list[int]
 
     def pieces(self) -> Iterator[_Piece]:
-        """The pieces; their windows are cut when they are needed."""
-        both = (windows(tiles, self.run, self.piece) for tiles in (self.before, self.after))
+        """The pieces, one after another."""
+        both = self.before, self.after
         its = zip(*both, self.run.pieces(self.piece), self.found, self.counts, strict=True)
         for old, new, (begin, _), found, count in its:
             yield _Piece(new, begin, old, found, count)
@@ -73,13 +73,14 @@ def snapshot(tiles: Tiles, layout: Layout, part: int, sums: list[Sum]) -> Iterat
         its, rotated = _tiles(tiles, run), pieces.rotated(run.dtype)
         ends = np.cumsum(run.sizes, dtype=np.int32)
         counts = np.zeros(256, np.int64)
-        for window in windows(its, run, layout.piece):
+        cut = Windows(its, run, layout.piece)
+        for window in cut:
             counts += np.asarray(whole.histogram(*window, rotated=rotated))
         tables = [_table(counts)]
         yield _item(pieces.TABLE, alphabets.write_tables(tables))
         code = functools.partial(_code_whole, _joined(tables), rotated, ends)
-        cut = zip(windows(its, run, layout.piece), run.pieces(layout.piece), strict=True)
-        work = (_Piece(window, begin) for window, (begin, _) in cut)
+        places = run.pieces(layout.piece)
+        work = (_Piece(window, begin) for window, (begin, _) in zip(cut, places, strict=True))
         for piece, (coded, change) in _pipelined(work, code):
             _add(sums, run, change)
             yield _whole(piece.new, coded)
@@ -106,7 +107,7 @@ def patch(
     yield MAGIC
     # The same tiles may lie on other devices now.
     pairs = zip(before, after, strict=True)
-    before = [jax.device_put(old, next(iter(new.devices()))) for old, new in pairs]
+    before = [on(old, next(iter(new.devices()))) for old, new in pairs]
     current: dict[str, list[np.ndarray]] = {}
     for changes in _changes(before, after, layout, part):
         run, form = changes.run, patterns.FORMATS[changes.run.dtype]
@@ -133,22 +134,18 @@ def patch(
 
 def _changes(before: Tiles, after: Tiles, layout: Layout, part: int) -> list[_Changes]:
     """The changes of each run; their numbers come to the host at once."""
-    runs, found = layout.runs(part), []
-    for run in runs:
-        both = (windows(_tiles(tiles, run), run, layout.piece) for tiles in (before, after))
-        pairs = zip(*both, strict=True)
-        found.append([changed.find(old.bits, *new) for old, new in pairs])
+    runs, piece = layout.runs(part), layout.piece
+    both = [
+        (Windows(_tiles(before, run), run, piece), Windows(_tiles(after, run), run, piece))
+        for run in runs
+    ]
+    found = [
+        [changed.find(old.bits, *new) for old, new in zip(*pair, strict=True)] for pair in both
+    ]
     counts = jax.device_get([[count for _, count in its] for its in found])
     return [
-        _Changes(
-            run,
-            layout.piece,
-            _tiles(before, run),
-            _tiles(after, run),
-            [bitmap for bitmap, _ in its],
-            [int(count) for count in numbers],
-        )
-        for run, its, numbers in zip(runs, found, counts, strict=True)
+        _Changes(run, piece, *pair, [bitmap for bitmap, _ in its], [int(n) for n in numbers])
+        for run, pair, its, numbers in zip(runs, both, found, counts, strict=True)
     ]
 
 
@@ -156,7 +153,7 @@ def _code_whole(
     joined: tuple[np.ndarray, np.ndarray], rotated: bool, ends: np.ndarray, piece: _Piece
 ) -> Any:
     """The streams of a piece of a snapshot, and the checksums of its tiles."""
-    change = checksums.of_window(*piece.new, piece.begin, ends, tiles=ends.size)
+    change = checksums.of_window(*piece.new, piece.begin, ends)
     return whole.encode(*piece.new, *joined, rotated=rotated), change
 
 
@@ -166,12 +163,24 @@ def _code_changes(
     """The streams of a piece of a patch, and the change of checksums; None without changes."""
     if not piece.count:
         return None
+    assert piece.old is not None
+    if coding == "fast":
+        size = piece.new.high - piece.new.low
+        return fast.encode(
+            piece.found,
+            piece.old.bits,
+            piece.new.bits,
+            np.int32(piece.count),
+            piece.new.low,
+            piece.begin,
+            ends,
+            np.uint32(fast.low_bits(piece.count, size)),
+            slots=changed.capacity(piece.count, piece.new.bits.size),
+            form=form,
+        )
     given = _given(piece)
     old, new, where, count, low = given
-    change = checksums.of_changes(old, new, where, count, low, piece.begin, ends, tiles=ends.size)
-    if coding == "fast":
-        split = fast.low_bits(piece.count, piece.new.high - piece.new.low)
-        return fast.encode(*given, np.uint32(split), form=form), change
+    change = checksums.of_changes(old, new, where, count, low, piece.begin, ends)
     symbols = small.symbols(*given, piece.new.high, form=form)
     return small.encode(symbols, count, *joined), change
 
@@ -265,7 +274,16 @@ def _whole(window: Window, coded: whole.Streams) -> bytes:
 
 
 def _words(stream: jax.Array, count: int) -> bytes:
+    """The first words of a stream; from an accelerator come at most twice as many."""
+    least = 1 << max(count - 1, 0).bit_length()
+    if least < stream.size and next(iter(stream.devices())).platform != "cpu":
+        stream = _first(stream, least)
     return np.asarray(stream)[:count].astype("<u4", copy=False).tobytes()
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _first(stream: jax.Array, count: int) -> jax.Array:
+    return stream[:count]
 
 
 def _units(stream: jax.Array, count: int) -> bytes:

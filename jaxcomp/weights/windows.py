@@ -5,10 +5,11 @@ A long tile is read where it lies; short ones are joined. Few lengths mean few c
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import UInt
 
@@ -16,7 +17,7 @@ from jaxcomp.types import Array
 from jaxcomp_weights.layouts import Run
 
 SHORTEST = 4096
-"""The shortest window; the next ones are 4, 16, … times as long, up to a piece."""
+"""The shortest window; the next ones are 2, 4, … times as long, up to a piece."""
 
 Bits = UInt[Array, " size"]
 
@@ -35,32 +36,44 @@ class Window(NamedTuple):
     high: int
 
 
-def windows(tiles: Sequence[jax.Array], run: Run, piece: int) -> Iterator[Window]:
-    """The windows of the pieces of a run, one after another.
+class Windows:
+    """The windows of the pieces of a run, one after another, as often as they are asked for.
 
     Args:
         tiles: the arrays of the run's tiles.
         run: the run.
         piece: the most numbers in a piece.
     """
-    if len(tiles) == 1 and run.size >= piece:
-        for begin, end in run.pieces(piece):
-            first = min(begin, run.size - piece)
+
+    def __init__(self, tiles: Sequence[jax.Array], run: Run, piece: int):
+        self._tiles, self._run, self._piece = tiles, run, piece
+        self._joined: list[Bits] | None = None
+        if len(tiles) > 1 or run.size < piece:
+            device = next(iter(tiles[0].devices()))
+            near = tuple(on(tile, device) for tile in tiles)
+            self._joined = _join(near, piece=piece)
+
+    def __iter__(self) -> Iterator[Window]:
+        for number, (begin, end) in enumerate(self._run.pieces(self._piece)):
+            if self._joined is not None:
+                yield Window(self._joined[number], 0, end - begin)
+                continue
+            first = min(begin, self._run.size - self._piece)
             low = begin - first
-            yield Window(_slice(tiles[0], first, width=piece), low, low + end - begin)
-        return
-    device = next(iter(tiles[0].devices()))
-    near = tuple(jax.device_put(tile, device) for tile in tiles)
-    joined = _join(near, width=width(min(run.size, piece), piece))
-    for number, (begin, end) in enumerate(run.pieces(piece)):
-        yield Window(joined[number], 0, end - begin)
+            bits = _slice(self._tiles[0], first, width=self._piece)
+            yield Window(bits, low, low + end - begin)
+
+
+def on(tile: jax.Array, device: Any) -> jax.Array:
+    """The tile on this device: as it is where it lies there, since asking JAX takes time."""
+    return tile if tile.devices() == {device} else jax.device_put(tile, device)
 
 
 def width(size: int, piece: int) -> int:
     """The length of the window for so many numbers."""
     found = SHORTEST
     while found < size:
-        found *= 4
+        found *= 2
     return min(found, piece)
 
 
@@ -77,8 +90,19 @@ def _slice(tile: jax.Array, first: jax.Array, width: int) -> Bits:
     return lax.dynamic_slice(to_bits(tile), (first,), (width,))
 
 
-@functools.partial(jax.jit, static_argnames="width")
-def _join(tiles: tuple[jax.Array, ...], width: int) -> list[Bits]:
-    flat = jnp.concatenate([to_bits(tile) for tile in tiles])
-    rows = jnp.pad(flat, (0, -flat.size % width)).reshape(-1, width)
-    return list(rows)
+@functools.partial(jax.jit, static_argnames="piece")
+def _join(tiles: tuple[jax.Array, ...], piece: int) -> list[Bits]:
+    """The windows of joined tiles: each is written once, from the parts that lie in it."""
+    flat = [to_bits(tile) for tile in tiles]
+    ends = np.cumsum([bits.size for bits in flat])
+    size, found = int(ends[-1]), []
+    for begin in range(0, size, piece):
+        end = min(begin + piece, size)
+        parts = [
+            bits[max(begin - int(last - bits.size), 0) : end - int(last - bits.size)]
+            for bits, last in zip(flat, ends, strict=True)
+            if last > begin and last - bits.size < end
+        ]
+        rest = jnp.zeros(width(end - begin, piece) - (end - begin), flat[0].dtype)
+        found.append(jnp.concatenate([*parts, rest]))
+    return found

@@ -173,10 +173,10 @@ SUMS = ["dcc00e4337dee65e"]
 def test_checksums_on_the_device_are_those_of_readers():
     bits = np.random.default_rng(0).integers(0, 65536, 5000, np.uint16)
     ends = np.array([700, 701, 5000], np.int32)
-    found = on_device.of_window(jnp.asarray(bits), 0, 5000, 0, ends, tiles=3)
+    found = on_device.of_window(jnp.asarray(bits), 0, 5000, 0, ends)
     parts = np.split(bits, ends[:-1])
     assert [Sum(int(a), int(b)) for a, b in found] == [checksums.of(part) for part in parts]
-    window = on_device.of_window(jnp.asarray(bits), 100, 900, 40, ends, tiles=3)
+    window = on_device.of_window(jnp.asarray(bits), 100, 900, 40, ends)
     its = bits[100:900]
     expected = [
         checksums.of(its[:660], 40),
@@ -184,6 +184,24 @@ def test_checksums_on_the_device_are_those_of_readers():
         checksums.of(its[661:]),
     ]
     assert [Sum(int(a), int(b)) for a, b in window] == expected
+
+
+@pytest.mark.parametrize("tiles", [20, 40])
+def test_checksums_of_changes_are_those_of_the_results(tiles):
+    draw = np.random.default_rng(tiles)
+    old = draw.integers(0, 65536, 5000, np.uint16)
+    ends = np.append(np.sort(draw.integers(0, 5000, tiles - 1)), 5000).astype(np.int32)
+    where = np.sort(draw.choice(5000, 300, replace=False)).astype(np.int32)
+    new = old.copy()
+    new[where] ^= draw.integers(1, 65536, where.size, np.uint16)
+    slots = np.append(where, draw.integers(0, 5000, 212)).astype(np.int32)
+    given = (jnp.asarray(old), jnp.asarray(new), slots, np.int32(300), np.int32(0), np.int32(0))
+    change = on_device.of_changes(*given, ends)
+    whole = on_device.of_window(jnp.asarray(new), 0, 5000, 0, ends)
+    before = [checksums.of(part) for part in np.split(old, ends[:-1])]
+    after = [checksums.of(part) for part in np.split(new, ends[:-1])]
+    assert [one + Sum(int(a), int(b)) for one, (a, b) in zip(before, change, strict=True)] == after
+    assert [Sum(int(a), int(b)) for a, b in whole] == after
 
 
 def test_a_checksum_sees_a_change_and_an_exchange():

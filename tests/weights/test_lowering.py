@@ -29,11 +29,15 @@ PROGRAMS = {
     "window": (windows._slice, (LEAF, NUMBER), {"width": SIZE}),
     "find": (changed.find, (BITS, BITS, NUMBER, NUMBER), {}),
     "places": (changed.places, (BITMAP,), {"slots": SLOTS}),
-    "fast": (fast.encode, (*CHANGES, SPLIT), {"form": FORM}),
+    "fast": (
+        fast.encode,
+        (BITMAP, BITS, BITS, NUMBER, NUMBER, NUMBER, ENDS, SPLIT),
+        {"slots": SLOTS, "form": FORM},
+    ),
     "symbols": (small.symbols, (*CHANGES, NUMBER), {"form": FORM}),
     "small": (small.encode, (SYMBOLS, NUMBER, ENTRIES, ENTRIES), {}),
     "whole": (whole.encode, (BITS, NUMBER, NUMBER, table(256), table(256)), {"rotated": True}),
-    "sums": (checksums.of_window, (BITS, NUMBER, NUMBER, NUMBER, ENDS), {"tiles": 3}),
+    "sums": (checksums.of_window, (BITS, NUMBER, NUMBER, NUMBER, ENDS), {}),
 }
 
 
