@@ -271,6 +271,14 @@ def test_bombs_of_tables(tmp_path):
     assert time.monotonic() - begin < 2
 
 
+def test_a_piece_that_is_longer_than_pieces_are(tmp_path):
+    tried = Tried(publish(tmp_path))
+    before = peak(tried.update)
+    long = pieces.HEAD.pack(pieces.RAW, 16 * MB) + bytes(16 * MB)
+    replace(tmp_path, PATCH, (tmp_path / PATCH).read_bytes()[:8] + long)
+    assert peak(tried.update) < before + 8 * MB
+
+
 @pytest.mark.parametrize(
     "shape",
     [[2**31], [2**40], [2**62], [2**33, 2**33], [10**30], [0, 2**62, 2**62], [1] * 40, [-1], [1.5]],
