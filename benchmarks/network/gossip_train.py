@@ -39,17 +39,24 @@ def gossiped(make: Any, codec: Any, **settings: Any) -> Any:
     return make(codec, AXIS, learning_rate=RATE, inner=adam(), key=SEED, **settings)
 
 
-METHODS: dict[str, Callable[[], Any]] = {
-    "all-reduce, dense": lambda: averaged(jaxcomp.Dense()),
-    # XLA sends each leaf by itself: behind a delay that is not the best it can do.
-    "all-reduce, dense, one message": lambda: optax.flatten(averaged(jaxcomp.Dense())),
-    "two shots, 4-bit": lambda: averaged(jaxcomp.TwoShot(train.TWO_SHOT, train.TWO_SHOT)),
-    "D-PSGD on a ring, dense": lambda: gossiped(algorithms.dpsgd, gossiping.DENSE),
-    "CHOCO-SGD on a ring, 4-bit": lambda: gossiped(algorithms.choco_sgd, FOUR, mixing=0.8),
-    "DeepSqueeze, one peer, 4-bit": lambda: gossiped(
+def two_shots(delay: float) -> optax.GradientTransformation:
+    return averaged(jaxcomp.TwoShot(train.TWO_SHOT, train.TWO_SHOT, delay=delay))
+
+
+METHODS: dict[str, Callable[[float], Any]] = {
+    # With `delay=0` XLA sends each leaf by itself, along a ring.
+    "all-reduce, dense": lambda _: averaged(jaxcomp.Dense(delay=0.0)),
+    "all-reduce, dense, one message": lambda _: optax.flatten(averaged(jaxcomp.Dense(delay=0.0))),
+    "dense, at once": lambda delay: averaged(jaxcomp.Dense(delay=delay)),
+    "two shots, 4-bit": two_shots,
+    "two shots, 4-bit, one after another": lambda _: two_shots(0.0),
+    "D-PSGD on a ring, dense": lambda _: gossiped(algorithms.dpsgd, gossiping.DENSE),
+    "CHOCO-SGD on a ring, 4-bit": lambda _: gossiped(algorithms.choco_sgd, FOUR, mixing=0.8),
+    "DeepSqueeze, one peer, 4-bit": lambda _: gossiped(
         algorithms.deepsqueeze, NEAREST, mixing=0.8, graph=graphs.OnePeer()
     ),
 }
+"""Of the seconds of delay."""
 
 
 def batches(own: dict[str, Any]) -> tuple[Callable[[int, int], tuple], tuple]:
@@ -127,7 +134,7 @@ def main() -> None:
     meet, data = group.meeting(mesh), batches(own)
     found = {}
     for name in group.chosen(own, METHODS):
-        found[name] = run(METHODS[name](), data, own, mesh, meet)
+        found[name] = run(METHODS[name](own["delay"]), data, own, mesh, meet)
         train.say(own, name, found[name]["curves"])
     group.finish(own, {"methods": found})
 

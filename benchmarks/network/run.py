@@ -184,6 +184,7 @@ def run(options: argparse.Namespace, rate: str, processes: int, job: str) -> boo
     """Whether the program of the job came to an end."""
     asked = ("methods", "elements", "repeats", "steps", "target", "every", "shape", "slow")
     settings = {name: getattr(options, name) for name in asked}
+    settings["delay"] = options.delay / 1e3
     shaped = None if rate == UNSHAPED else rate
     settings["rate"] = shaped
     settings["work"] = not measured(options.out / "mean.json", processes)

@@ -188,9 +188,23 @@ def everyones(x: Array, axis_name: AxisName) -> Array:
     return _gather(x, axis_name)
 
 
-def gather(x: Array, axis_name: AxisName) -> Array:
-    """Gathers and stacks every worker's vector; the result is typed as replicated."""
+def between_devices(axis_name: AxisName) -> bool:
+    """Whether all axes are axes of devices, none of `jax.vmap`."""
+    return set(names(axis_name)) <= set(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def gather(x: Array, axis_name: AxisName, *, at_once: bool = False) -> Array:
+    """Gathers and stacks every worker's vector; the result is typed as replicated.
+
+    Args:
+        x: this worker's vector.
+        axis_name: the axes of the workers.
+        at_once: send it to all workers at the same time, by an all-to-all, not along a ring.
+    """
     (size,) = x.shape
+    if at_once and between_devices(axis_name):
+        rows = jnp.broadcast_to(x, (lax.axis_size(axis_name), size))
+        return type_replicated(exchange(rows, axis_name, at_once=True), axis_name)
 
     def pad_and_gather(x: Array) -> Array:
         return _gather(jnp.pad(x, (0, -size % _TILE)), axis_name)[:, :size]
@@ -215,8 +229,7 @@ def permute(x: Array, sources: Sequence[int], axis_name: AxisName) -> Array:
 def permute_some(x: Array, pairs: Sequence[tuple[int, int]], axis_name: AxisName) -> Array:
     """Sends along these pairs; a worker to which none leads receives zeros."""
     x, n = vary(x, axis_name), size(axis_name)
-    manual = set(names(axis_name)) <= set(jax.sharding.get_abstract_mesh().manual_axes)
-    if manual or len(pairs) == n:
+    if between_devices(axis_name) or len(pairs) == n:
         return lax.ppermute(x, axis_name, pairs)
     # `jax.vmap` permutes all workers or none.
     idle = [set(range(n)) - set(ends) for ends in (zip(*pairs, strict=True) if pairs else ((), ()))]
@@ -232,9 +245,14 @@ def maximum(x: Array, axis_name: AxisName) -> Array:
     return lax.bitcast_convert_type(lax.pmax(bits, axis_name), x.dtype)
 
 
-def exchange(rows: Array, axis_name: AxisName) -> Array:
+def exchange(rows: Array, axis_name: AxisName, *, at_once: bool = False) -> Array:
     """Sends row `j` of `[workers, words]` to worker `j`; returns the rows that this worker
     receives.
+
+    Args:
+        rows: the rows.
+        axis_name: the axes of the workers.
+        at_once: between CPUs of several processes, send all rows at the same time, not in turns.
     """
     size = rows.shape[1]
 
@@ -248,10 +266,11 @@ def exchange(rows: Array, axis_name: AxisName) -> Array:
 
     if size == 0:
         return rows
-    # Between CPUs of several hosts, avoid Gloo's all-to-all: two workers that send to each other
-    # wait for each other.
+    # Long rows between CPUs of several hosts avoid Gloo's all-to-all: two workers that send to each
+    # other wait for each other.
     own: dict[str, Any] = {} if size % _TILE == 0 else {"tpu": pad_and_swap}
-    own |= {"cpu": lambda rows: _in_turns(rows, axis_name)} if jax.process_count() > 1 else {}
+    if jax.process_count() > 1 and not at_once:
+        own["cpu"] = lambda rows: _in_turns(rows, axis_name)
     return lax.platform_dependent(rows, **own, default=swap) if own else swap(rows)
 
 

@@ -64,6 +64,8 @@ class Move(Interface, abstract=True):
         same_on_all: whether every worker receives the same, or a slice of the same.
         collectives: the maximum number of collectives that the payload is split into; None for a
             number that depends on the size.
+        delay: seconds that a message takes one way, by which messages are sent at once or one after
+            another; None for what is assumed.
         gives: the form of the received payloads: "senders" for those of all workers, with a leading
             axis; "sum" for one; "neighbours" for a list.
     """
@@ -72,6 +74,7 @@ class Move(Interface, abstract=True):
     gives = "senders"
     same_on_all = True
     collectives: int | None = 1
+    delay: float | None = None
 
     def encodes(self, batches: Batches, workers: int) -> Batches:
         """The batches as a worker encodes them, such as with codecs whose payloads add up."""

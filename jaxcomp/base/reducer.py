@@ -41,6 +41,7 @@ class ReducerFacts:
         composes: whether it may be the slow level of another reducer.
         collectives: the maximum number of collectives that the payload is split into each way; None
             for a number that depends on the size.
+        delay: seconds that a message takes one way; None for what is assumed.
         dtype: the dtype in which dense leaves are sent; None for their own.
         tiers: a dense reducer over the last axis and a reducer over the other axes, of which this
             one consists; None for a reducer of one level.
@@ -54,6 +55,7 @@ class ReducerFacts:
     over: str = "workers"
     composes: bool = True
     collectives: int | None = 1
+    delay: float | None = None
     dtype: str | None = None
     tiers: "tuple[Any, Any] | None" = None
     phases: "tuple[tuple[int, Any], ...]" = ()
@@ -72,6 +74,7 @@ class ReducerFacts:
             over=combine.over,
             composes=move.same_on_all and not combine.excludes,
             collectives=move.collectives,
+            delay=move.delay,
         )
 
 

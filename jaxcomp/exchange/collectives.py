@@ -10,42 +10,53 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomp.backend import axes
+from jaxcomp.exchange import trips
 from jaxcomp.types import Array, AxisName, PyTree
 from jaxcomp.wire import buffer
 
 
-def all_gather(payload: PyTree, axis_name: AxisName, collectives: int = 1) -> PyTree:
+def all_gather(
+    payload: PyTree, axis_name: AxisName, collectives: int = 1, delay: float | None = None
+) -> PyTree:
     """The payloads of all workers, with a leading axis of workers.
 
     Args:
         payload: this worker's payload.
         axis_name: the axes of the workers.
         collectives: the number of collectives, each of whole arrays.
+        delay: seconds one way, by which messages are sent at once or one after another; None for
+            what is assumed.
     """
     leaves, treedef = jax.tree.flatten(payload)
-    found = []
+    n, found = axes.size(axis_name), []
     for part in buffer.runs(leaves, collectives):
-        found += buffer.split(axes.gather(buffer.fuse(part), axis_name), part)
+        words = buffer.fuse(part)
+        at_once = trips.at_once(words.nbytes, n, delay)
+        found += buffer.split(axes.gather(words, axis_name, at_once=at_once), part)
     return jax.tree.unflatten(treedef, found)
 
 
-def all_to_all(rows: PyTree, axis_name: AxisName, collectives: int = 1) -> PyTree:
+def all_to_all(
+    rows: PyTree, axis_name: AxisName, collectives: int = 1, delay: float | None = None
+) -> PyTree:
     """Sends row `j` of arrays with a leading axis of workers to worker `j`.
 
     Args:
         rows: arrays `[workers, …]`.
         axis_name: the axes of the workers.
         collectives: the number of collectives, each of whole arrays.
+        delay: as of `all_gather`.
 
     Returns:
         The rows that this worker receives, `[workers, …]`, in the order of their senders.
     """
     leaves, treedef = jax.tree.flatten(rows)
-    found = []
+    n, found = axes.size(axis_name), []
     for part in buffer.runs(leaves, collectives):
         likes = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in part]
-        sent = jax.vmap(buffer.fuse, axis_size=axes.size(axis_name))(part)
-        found += buffer.split(axes.exchange(sent, axis_name), likes)
+        sent = jax.vmap(buffer.fuse, axis_size=n)(part)
+        at_once = trips.at_once(sent.nbytes / n, n, delay)
+        found += buffer.split(axes.exchange(sent, axis_name, at_once=at_once), likes)
     return jax.tree.unflatten(treedef, found)
 
 

@@ -17,6 +17,7 @@ from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
 from jaxcomp.backend import axes, xla
+from jaxcomp.exchange import packing, trips
 from jaxcomp.numerics import addition
 from jaxcomp.types import Array, AxisName
 
@@ -27,12 +28,21 @@ _Together: TypeAlias = Callable[..., list[Array]]
 """`(*arrays) ↦ arrays` for those of all workers, stacked in their order."""
 
 
-def total(arrays: Sequence[Array], axis_name: AxisName) -> list[Array]:
-    """`Σ xᵢ` of each array in its own dtype, by an all-reduce."""
-    return _over(_all_reduce, _ordered, _all_reduce, arrays, axis_name)
+def total(arrays: Sequence[Array], axis_name: AxisName, delay: float | None = None) -> list[Array]:
+    """`Σ xᵢ` of each array in its own dtype, by an all-reduce.
+
+    Where messages have a delay (`trips`), arrays of a dtype are sent as one, and few elements go to
+    all workers at once, which add them in the order of the workers.
+    """
+    return _over(functools.partial(_sums, delay), _ordered, _all_reduce, arrays, axis_name)
 
 
-def mean(arrays: Sequence[Array], axis_name: AxisName, weight: Array | None = None) -> list[Array]:
+def mean(
+    arrays: Sequence[Array],
+    axis_name: AxisName,
+    weight: Array | None = None,
+    delay: float | None = None,
+) -> list[Array]:
     """`Σ wᵢ·xᵢ / n` of each array; a worker of weight zero adds nothing, even if it is not finite.
 
     Floats of 16 bits are added in float32 and rounded once. If the platform's all-reduce does not
@@ -40,10 +50,10 @@ def mean(arrays: Sequence[Array], axis_name: AxisName, weight: Array | None = No
     bfloat16 as float32, this applies to bfloat16 and float16; elsewhere to float16, whose sum
     overflows long before its mean. Other dtypes are added in their own dtype.
     """
-    found = list(arrays)
+    found = [x if x.size else jnp.zeros(x.shape, x.dtype) for x in arrays]  # The same on all.
     narrow = [i for i, x in enumerate(arrays) if is_narrow(x.dtype) and x.size]
     rest = [i for i, x in enumerate(arrays) if not is_narrow(x.dtype)]
-    sums = total([addition.weigh(arrays[i], weight) for i in rest], axis_name)
+    sums = total([addition.weigh(arrays[i], weight) for i in rest], axis_name, delay)
     for i, x in zip(rest, sums, strict=True):
         # Multiply by the reciprocal: compiled code divides by a constant so, eager code does not.
         found[i] = x * jnp.asarray(1 / axes.size(axis_name), x.dtype)
@@ -51,7 +61,7 @@ def mean(arrays: Sequence[Array], axis_name: AxisName, weight: Array | None = No
         alike = [i for i in narrow if arrays[i].dtype == dtype]
         given = [arrays[i] for i in alike] + ([] if weight is None else [weight])
         means = _over(
-            functools.partial(_narrow_means, len(alike)),
+            functools.partial(_narrow_means, len(alike), delay),
             functools.partial(_stacked_means, len(alike)),
             functools.partial(_plain_means, len(alike)),
             given,
@@ -91,20 +101,21 @@ def mean_of_rows(rows: Array, axis_name: AxisName) -> Array:
     return lax.platform_dependent(rows, cpu=exchanged, default=scattered)
 
 
-def gather(x: Array, axis_name: AxisName) -> Array:
+def gather(x: Array, axis_name: AxisName, *, at_once: bool = False) -> Array:
     """Every worker's vector, stacked, by an all-gather in the vector's own width."""
     if not is_narrow(x.dtype):
-        return axes.gather(x, axis_name)
+        return axes.gather(x, axis_name, at_once=at_once)
     # Send integers, since a CPU would send float32; the barrier keeps a cast after the collective.
     words = lax.optimization_barrier(_as_words(x))
-    return lax.bitcast_convert_type(axes.gather(words, axis_name), x.dtype)
+    return lax.bitcast_convert_type(axes.gather(words, axis_name, at_once=at_once), x.dtype)
 
 
-def _exchanged(rows: Array, axis_name: AxisName) -> Array:
+def _exchanged(rows: Array, axis_name: AxisName, at_once: bool = False) -> Array:
     """`[n, size]`: all workers' rows with this worker's number."""
     if not is_narrow(rows.dtype):
-        return axes.exchange(rows, axis_name)
-    return lax.bitcast_convert_type(axes.exchange(_as_words(rows), axis_name), rows.dtype)
+        return axes.exchange(rows, axis_name, at_once=at_once)
+    words = axes.exchange(_as_words(rows), axis_name, at_once=at_once)
+    return lax.bitcast_convert_type(words, rows.dtype)
 
 
 def _as_words(x: Array) -> Array:
@@ -116,24 +127,48 @@ def _all_reduce(axis_name: AxisName, *arrays: Array) -> list[Array]:
     return list(lax.psum(arrays, axis_name))
 
 
+def _sums(delay: float | None, axis_name: AxisName, *arrays: Array) -> list[Array]:
+    if not trips.wait(delay) or not axes.between_devices(axis_name):
+        return _all_reduce(axis_name, *arrays)
+    add = functools.partial(_sum, delay, axis_name)
+    sums = packing.by_dtype([x.reshape(-1) for x in arrays], add)
+    return [x.reshape(like.shape) for x, like in zip(sums, arrays, strict=True)]
+
+
+def _sum(delay: float | None, axis_name: AxisName, flat: Array) -> Array:
+    n = axes.size(axis_name)
+    way = trips.of_sum(flat.nbytes, n, delay)
+    if way == trips.RING:
+        return lax.psum(flat, axis_name)
+    if way == trips.GATHERED:
+        return _ordered(axes.gather(flat, axis_name, at_once=True))[0]
+    rows = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
+    own = _ordered(axes.exchange(rows, axis_name, at_once=True))[0]
+    return axes.gather(own, axis_name, at_once=True).reshape(-1)[: flat.size]
+
+
 def _ordered(*stacks: Array) -> list[Array]:
     return [addition.in_order(x.__getitem__, len(x)) for x in stacks]
 
 
-def _narrow_means(count: int, axis_name: AxisName, *args: Array) -> list[Array]:
-    shots = functools.partial(_two_shots, count, axis_name)
+def _narrow_means(
+    count: int, delay: float | None, axis_name: AxisName, *args: Array
+) -> list[Array]:
+    shots = functools.partial(_two_shots, count, delay, axis_name)
     if args[0].dtype == jnp.float16:
         return shots(*args)
     plain = functools.partial(_plain_means, count, axis_name)
     return lax.platform_dependent(*args, cpu=shots, default=plain)
 
 
-def _two_shots(count: int, axis_name: AxisName, *args: Array) -> list[Array]:
+def _two_shots(count: int, delay: float | None, axis_name: AxisName, *args: Array) -> list[Array]:
     leaves, weight = args[:count], args[count:]
     n, flat = axes.size(axis_name), xla.join(leaves)
     rows = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
-    everyone = [axes.gather(w.reshape(1), axis_name)[:, 0] for w in weight]
-    whole = gather(_mean_of(_exchanged(rows, axis_name), *everyone), axis_name).reshape(-1)
+    once = trips.at_once(rows.nbytes / n, n, delay)
+    everyone = [axes.gather(w.reshape(1), axis_name, at_once=once)[:, 0] for w in weight]
+    own = _mean_of(_exchanged(rows, axis_name, once), *everyone)
+    whole = gather(own, axis_name, at_once=once).reshape(-1)
     sizes = [x.size for x in leaves]
     parts = xla.cut(whole, [sum(sizes[:i]) for i in range(count)], sizes)
     return [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxcomp.backend import axes
 from jaxcomp.base import Costs, Feedback, Reducer, ReducerFacts
-from jaxcomp.exchange import dense as dense_, over_workers
+from jaxcomp.exchange import dense as dense_, over_workers, trips
 from jaxcomp.exchange.stages import Stage, check_route, stages_of
 from jaxcomp.feedback import NoFeedback, Residual
 from jaxcomp.layout import batches as batches_, policy as policy_, trees
@@ -160,11 +160,16 @@ class Plan:
     def dense_mean(self, leaves: Sequence[Array], weight: Array | None = None) -> Stacks:
         """The mean of dense leaves over all axes."""
         if self.given.uplink is not None:
-            return tuple(dense_.fused_mean(leaves, self.axis_name, weight))
+            return tuple(dense_.fused_mean(leaves, self.axis_name, weight, self.delay))
         # One by one, so that each is sent as soon as its gradient is known.
         sent = [leaf.astype(self.dense_dtype or leaf.dtype) for leaf in leaves]
-        means = over_workers.mean(sent, self.axis_name, weight)
+        means = over_workers.mean(sent, self.axis_name, weight, self.delay)
         return tuple(mean.astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True))
+
+    @property
+    def delay(self) -> float | None:
+        """Seconds that a message takes one way; None for what is assumed."""
+        return self.reducer.facts.delay
 
     @property
     def collectives(self) -> int:
@@ -174,7 +179,11 @@ class Plan:
             return wanted or 1
         pieces = [piece for batch in self.layout.batches for piece in batch.pieces]
         large = sum(piece.stop - piece.start for piece in pieces) >= _WORTH_SEVERAL
-        return min(_COLLECTIVES, len({piece.leaf for piece in pieces})) if large else 1
+        if not large:
+            return 1
+        size = sum(map(buffer.fused_bytes, wire_cost.payload_like(self.layout.batches)))
+        most = min(_COLLECTIVES, len({piece.leaf for piece in pieces}))
+        return trips.collectives(size, self.workers, self.delay, most)
 
     @functools.cached_property
     def costs(self) -> Costs:
@@ -231,9 +240,14 @@ class Plan:
     def link_bytes(self) -> int:
         """The bytes that one device sends over all its links for the whole reduction."""
         workers = math.prod(self.sizes)
-        told = wire_cost.ring(4, workers) if self.tells else 0
-        dense = dense_.fused_link_bytes(self.dense_likes, workers)
-        return math.ceil(self.costs.link_bytes + self.fast_bytes + dense + told)
+        told = [jax.ShapeDtypeStruct((), jnp.float32)] if self.tells else []  # With dense leaves.
+        dense = dense_.fused_link_bytes([*self.dense_likes, *told], workers, self.delay)
+        return math.ceil(self.costs.link_bytes + self.fast_bytes + dense)
+
+    @property
+    def dense_messages(self) -> int:
+        """The sequential messages for the dense leaves."""
+        return dense_.fused_messages(self.dense_likes, math.prod(self.sizes), self.delay)
 
     @property
     def compressed_link_bytes(self) -> Fraction | int:

@@ -9,6 +9,7 @@ import jax
 from jax import lax
 
 from jaxcomp.base import Codec, Leg
+from jaxcomp.exchange import trips
 from jaxcomp.feedback import Link
 from jaxcomp.layout import batches as batches_
 from jaxcomp.layout.policy import Policy
@@ -77,12 +78,12 @@ class Stage:
         )
 
     def rounds(self, payload: PyTree) -> int:
-        """The number of sequential messages: `n − 1` for each collective.
-
-        Messages of one step are independent and may overlap on the wire, but plans do not assume
-        it.
+        """The number of sequential messages: for each collective `n − 1`, or one if all are sent
+        at once.
         """
-        return buffer.collectives(payload, self.collectives) * (self.workers - 1)
+        number = buffer.collectives(payload, self.collectives)
+        size = buffer.fused_bytes(payload) / max(number, 1)
+        return number * trips.messages(size, self.workers, self.leg.move.delay)
 
     @property
     def effort(self) -> cost.Effort:

@@ -300,7 +300,7 @@ def price(
         work = effort.seconds(clock(who).work, elements)
         total += cost.Price(rounds=effort.rounds, work=work)
     if reducer.uplink and layout.dense:
-        total += cost.Price(rounds=cost.ring(0, math.prod(workers)).rounds)
+        total += cost.Price(rounds=plan.dense_messages)
     return total, fast
 
 
