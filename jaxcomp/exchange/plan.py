@@ -166,7 +166,7 @@ class Plan:
         means = over_workers.mean(sent, self.axis_name, weight, self.delay)
         return tuple(mean.astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True))
 
-    @property
+    @functools.cached_property
     def delay(self) -> float | None:
         """Seconds that a message takes one way; None for what is assumed."""
         return self.reducer.facts.delay
