@@ -1,5 +1,6 @@
 """The codecs that a plan compares by default, and how a user writes their means."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from jaxcomp.recipes.sparsifiers import chunk_top_k, sidco, top_k
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.power import PowerIteration
+from jaxcomp.reducers.two_shot import TwoShot
 
 _WRITTEN: Mapping[str, tuple[str, Any]] = {
     "qsgd_inf 8-bit": ("jaxcomp.qsgd_inf(bits=8)", qsgd_inf(bits=8)),
@@ -32,23 +34,46 @@ LOCAL: Mapping[str, Any] = {name: mean for name, (_, mean) in _LOCAL.items()}
 """Codecs of methods of local steps, beside those above."""
 
 
-def means(named: Mapping[str, Any], sizes: tuple[int, ...]) -> dict[str, str]:
+def delayed(reducer: Any, delay: float | None) -> Any:
+    """The reducer with this delay, if it has one.
+
+    Args:
+        reducer: a reducer.
+        delay: seconds one way; None for what is assumed.
+    """
+    if delay is None or not isinstance(reducer, Dense | Gather | TwoShot):
+        return reducer
+    return dataclasses.replace(reducer, delay=delay)
+
+
+def means(
+    named: Mapping[str, Any], sizes: tuple[int, ...], delay: float | None = None
+) -> dict[str, str]:
     """The mean of each of the default ways, as a user writes it.
 
-    `compressed_mean` chooses the reducer over one axis; `Hierarchical` must be given it. Methods of
-    local steps are given a codec, and have one axis.
+    `compressed_mean` chooses the reducer over one axis; `Hierarchical` must be given it, and links
+    with a delay are named in it. Methods of local steps are given a codec, and have one axis.
     """
     whole = _DENSE if len(sizes) > 1 else {**_DENSE, **_LOCAL}
     found = {name: written for name, (written, _) in whole.items()}
+    told = "" if delay is None else f", delay={delay:g}"
+    if told and len(sizes) == 1:
+        found |= {
+            "dense float32": f"jaxcomp.Dense(delay={delay:g})",
+            "dense bfloat16": f'jaxcomp.Dense("bfloat16"{told})',
+        }
     for name, given in named.items():
         codec, _, reducer = name.partition(", ")
         if codec not in _WRITTEN:
             continue
         mean, _ = _WRITTEN[codec]
-        if len(sizes) > 1:
+        own = told if reducer in ("Gather", "TwoShot") else ""
+        if len(sizes) > 1 or own:
             if given.uplink.feedback.facts.keeps_unsent:
                 mean = f"jaxcomp.Link({mean}, jaxcomp.Residual())"
             both = f"{mean}, {mean}" if reducer == "TwoShot" else mean
-            mean = f"jaxcomp.Hierarchical(jaxcomp.Dense(), jaxcomp.{reducer}({both}))"
+            mean = f"jaxcomp.{reducer}({both}{own})"
+        if len(sizes) > 1:
+            mean = f"jaxcomp.Hierarchical(jaxcomp.Dense(), {mean})"
         found[name] = mean
     return found

@@ -16,7 +16,7 @@ from jaxcomp.exchange.plan import Plan
 from jaxcomp.graphs import mixing
 from jaxcomp.planning import models, timing
 from jaxcomp.planning.columns import shape, short
-from jaxcomp.planning.compared import CODECS, DENSE, LOCAL, means
+from jaxcomp.planning.compared import CODECS, DENSE, LOCAL, delayed, means
 from jaxcomp.planning.description import describe
 from jaxcomp.reducers import choose
 from jaxcomp.reducers.dense import Dense
@@ -32,6 +32,10 @@ from jaxcomp.types import PyTree
 from jaxcomp.wire import cost as wire_cost
 
 Clock = Callable[[Any], timing.Measured]
+
+
+_DELAYED = 1e-3
+"""Seconds of a message from which on ways are compared that send all messages at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +169,8 @@ def plan(
     # The link of a host carries the bytes of all of its devices.
     sharing = sizes[-1] if len(sizes) > 1 and link_per == "host" else 1
     given = CODECS if codecs is None else codecs
-    named = ways({**given, **LOCAL} if rounds else given, sizes)
+    delay = network.latency if network.latency >= _DELAYED else None
+    named = ways({**given, **LOCAL} if rounds else given, sizes, delay)
     found = [_way(name, reducer, params, sizes, clock, sharing) for name, reducer in named.items()]
     if codecs is not None:  # Who names a codec knows what it needs.
         found = [dataclasses.replace(way, biased=False) for way in found]
@@ -187,7 +192,7 @@ def plan(
         timed=not link_only,
         bold=max_error is not None,
         left_out=_left_out(given, sizes, large, max_error),
-        means={} if codecs is not None else means(named, sizes),
+        means={} if codecs is not None else means(named, sizes, delay),
     )
     compared = comparison.compare(kept, network, conditions, baseline="dense bfloat16")
     taken = named[compared.best.way.name]
@@ -245,16 +250,20 @@ def _check(workers: Any, sizes: tuple[int, ...], codecs: Any, fast: Network | No
         )
 
 
-def ways(codecs: Mapping[str, Any], sizes: tuple[int, ...]) -> dict[str, Any]:
+def ways(
+    codecs: Mapping[str, Any], sizes: tuple[int, ...], delay: float | None = None
+) -> dict[str, Any]:
     """By name, dense means and the given codecs by each reducer that can take them."""
-    found: dict[str, Any] = dict(DENSE)
+    found: dict[str, Any] = {
+        name: delayed(mean, delay if len(sizes) == 1 else None) for name, mean in DENSE.items()
+    }
     for name, given in codecs.items():
         source = choose.link_or_reducer(given)
         if isinstance(source, Reducer):
             found[name] = source
             continue
         for way in choose.candidates(source):
-            found[f"{name}, {type(way).__name__}"] = way
+            found[f"{name}, {type(way).__name__}"] = delayed(way, delay)
     if len(sizes) == 1:
         return found
     return {

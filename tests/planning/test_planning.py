@@ -16,6 +16,7 @@ from jaxcomp.reducers import choose
 from jaxcomp.theory import cost
 
 LIKE = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+FOUR_BIT = "qsgd_inf 4-bit, TwoShot"
 SIGN, TOP = jaxcomp.sign(), jaxcomp.top_k(fraction=0.01)
 PORT = cost.Network(25e9 / 8, 50e-6)
 INSIDE = cost.Network(400e9 / 8, 5e-6)
@@ -61,20 +62,33 @@ def test_a_plan_says_whose_link_it_is():
     assert json.loads(on_hosts(link_per="device").to_json())["link_per"] == "device"
 
 
+@pytest.mark.parametrize("delay", [None, 0.05])
 @pytest.mark.parametrize("sizes", [(8,), (2, 8)])
-def test_what_a_plan_says_to_write_is_the_way_that_it_compared(sizes):
-    named = planner.ways({**planner.CODECS, **planner.LOCAL}, sizes)
-    lines = compared.means(named, sizes)
+def test_what_a_plan_says_to_write_is_the_way_that_it_compared(sizes, delay):
+    named = planner.ways({**planner.CODECS, **planner.LOCAL}, sizes, delay)
+    lines = compared.means(named, sizes, delay)
     assert set(compared.DENSE) < set(lines)
     assert set(lines) == set(named) - (set(compared.LOCAL) if len(sizes) > 1 else set())
     for name, line in lines.items():
         if name in compared.LOCAL:
             want = jaxcomp.chunk_top_k()
-        elif len(sizes) > 1 or name in compared.DENSE:
+        elif len(sizes) > 1 or name in compared.DENSE or (delay and "PowerSGD" not in name):
             want = named[name]
         else:  # `compressed_mean` chooses the reducer.
             want = planner.CODECS[name.partition(", ")[0]]
         assert eval(line) == want
+
+
+def test_behind_a_delay_messages_are_sent_at_once():
+    """Two shots wait twice, and once more for dense leaves."""
+    like = {"w": jnp.zeros((1000, 100)), "b": jnp.zeros(100)}
+    for latency, rounds in ((1e-4, 2 * 7 + 2 * 7), (0.05, 3)):
+        slow = cost.Network(bandwidth=1.25e7, latency=latency)
+        planned = jaxcomp.plan(like, 8, slow, link_only=True)
+        (two,) = (one.way for one in planned.forecasts if one.way.name == FOUR_BIT)
+        assert two.price.rounds == rounds
+        line = planned.conditions.means[FOUR_BIT]
+        assert ("delay=0.05" in line) == (latency == 0.05)
 
 
 def test_a_plan_says_what_to_write():
