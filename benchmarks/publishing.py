@@ -7,6 +7,7 @@ two. The seconds of steps that publish include those until their versions are wr
 trains on the processor's cores gives the publisher some of them.
 """
 
+import contextlib
 import statistics
 import tempfile
 import time
@@ -48,6 +49,10 @@ class Steps:
         self._publisher = Publisher(folder, dtype=jnp.bfloat16, link=Network(LINK), keep=None)
         self._step, self.calls = 0, []
 
+    def close(self) -> None:
+        """Ends the publisher."""
+        self._publisher.close()
+
     def run(self, number: int, publish: bool) -> tuple[float, float]:
         """Seconds a step, and those of all cores."""
         start, work = time.perf_counter(), time.process_time()
@@ -65,8 +70,10 @@ class Steps:
 
 def measured(rate: float, turns: int, number: int, supervised: int) -> dict[str, Any]:
     """A row of the table."""
-    with tempfile.TemporaryDirectory() as folder:
-        steps = Steps(folder, rate, supervised)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(Steps(folder, rate, supervised)) as steps,
+    ):
         for publish in (True, False):  # They compile.
             steps.run(3 * number, publish)
         steps.calls.clear()

@@ -45,10 +45,11 @@ def mean(
 ) -> list[Array]:
     """`Σ wᵢ·xᵢ / n` of each array; a worker of weight zero adds nothing, even if it is not finite.
 
-    Floats of 16 bits are added in float32 and rounded once. If the platform's all-reduce does not
-    do that, every worker adds a slice and sends its mean to all. On a CPU, whose all-reduce sends
-    bfloat16 as float32, this applies to bfloat16 and float16; elsewhere to float16, whose sum
-    overflows long before its mean. Other dtypes are added in their own dtype.
+    Floats of 16 bits are added in float32 and rounded once. Where messages are sent at once, and if
+    the platform's all-reduce does not do that, every worker adds a slice and sends its mean to all.
+    On a CPU, whose all-reduce sends bfloat16 as float32, this applies to bfloat16 and float16;
+    elsewhere to float16, whose sum overflows long before its mean. Other dtypes are added in their
+    own dtype.
     """
     found = [x if x.size else jnp.zeros(x.shape, x.dtype) for x in arrays]  # The same on all.
     narrow = [i for i, x in enumerate(arrays) if is_narrow(x.dtype) and x.size]
@@ -142,9 +143,17 @@ def _sum(delay: float | None, axis_name: AxisName, flat: Array) -> Array:
         return lax.psum(flat, axis_name)
     if way == trips.GATHERED:
         return _ordered(axes.gather(flat, axis_name, at_once=True))[0]
+    return _in_slices(flat, axis_name, lambda stack: _ordered(stack)[0], at_once=True)
+
+
+def _in_slices(
+    flat: Array, axis_name: AxisName, combine: Callable[[Array], Array], at_once: bool
+) -> Array:
+    """Two shots: each worker combines everyone's slice of its number, and sends it to all."""
+    n = axes.size(axis_name)
     rows = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
-    own = _ordered(axes.exchange(rows, axis_name, at_once=True))[0]
-    return axes.gather(own, axis_name, at_once=True).reshape(-1)[: flat.size]
+    own = combine(_exchanged(rows, axis_name, at_once))
+    return gather(own, axis_name, at_once=at_once).reshape(-1)[: flat.size]
 
 
 def _ordered(*stacks: Array) -> list[Array]:
@@ -154,21 +163,21 @@ def _ordered(*stacks: Array) -> list[Array]:
 def _narrow_means(
     count: int, delay: float | None, axis_name: AxisName, *args: Array
 ) -> list[Array]:
-    shots = functools.partial(_two_shots, count, delay, axis_name)
-    if args[0].dtype == jnp.float16:
+    n = axes.size(axis_name)
+    once = trips.at_once(sum(x.nbytes for x in args[:count]) / n, n, delay)
+    shots = functools.partial(_two_shots, count, once, axis_name)
+    if once or args[0].dtype == jnp.float16:
         return shots(*args)
     plain = functools.partial(_plain_means, count, axis_name)
     return lax.platform_dependent(*args, cpu=shots, default=plain)
 
 
-def _two_shots(count: int, delay: float | None, axis_name: AxisName, *args: Array) -> list[Array]:
+def _two_shots(count: int, at_once: bool, axis_name: AxisName, *args: Array) -> list[Array]:
     leaves, weight = args[:count], args[count:]
-    n, flat = axes.size(axis_name), xla.join(leaves)
-    rows = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
-    once = trips.at_once(rows.nbytes / n, n, delay)
-    everyone = [axes.gather(w.reshape(1), axis_name, at_once=once)[:, 0] for w in weight]
-    own = _mean_of(_exchanged(rows, axis_name, once), *everyone)
-    whole = gather(own, axis_name, at_once=once).reshape(-1)
+    everyone = [axes.gather(w.reshape(1), axis_name, at_once=at_once)[:, 0] for w in weight]
+    whole = _in_slices(
+        xla.join(leaves), axis_name, lambda stack: _mean_of(stack, *everyone), at_once
+    )
     sizes = [x.size for x in leaves]
     parts = xla.cut(whole, [sum(sizes[:i]) for i in range(count)], sizes)
     return [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)]

@@ -183,7 +183,7 @@ class Plan:
             return 1
         size = sum(map(buffer.fused_bytes, wire_cost.payload_like(self.layout.batches)))
         most = min(_COLLECTIVES, len({piece.leaf for piece in pieces}))
-        return trips.collectives(size, self.workers, self.delay, most)
+        return trips.collectives(size, self.workers, self.delay, most, self.facts.splits)
 
     @functools.cached_property
     def costs(self) -> Costs:

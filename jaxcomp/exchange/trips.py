@@ -10,21 +10,27 @@ from typing import Any
 
 import jax
 
+from jaxcomp import checks
 from jaxcomp.wire import cost as wire_cost
 
 RING, GATHERED, SHOTS = "ring", "gathered", "shots"
 """A sum by a ring all-reduce, by an all-gather, or by two shots: of slices, and of their sums."""
 
-RATE = 2.5e7
+_RATE = 2.5e7
 """Bytes per second that a link is assumed to have, 200 Mbit/s: long delays are those of slow links,
 and a wrong choice at five times this rate doubles the messages that wait."""
 _BETWEEN_CPUS = 5e-4
 """Seconds of delay that are assumed between CPUs of several processes, whose messages pass through
 TCP and Gloo. A message takes twice as long, since its receiver announces first that it is ready."""
-_FEW = 4
-_CROWDED = {True: 0.35, False: 0.1}
+_FEW, _CROWDED_FEW, _CROWDED = 4, 0.35, 0.1
 """The part by which messages that are sent at once take longer, for up to four workers and for
 more: Gloo sends and announces over one connection for each pair (`axes.exchange`)."""
+
+
+def check(delay: float | None) -> None:
+    """Raises a `ValueError` unless a delay is a number of seconds, or None."""
+    if delay is not None:
+        checks.number("delay", delay, 0.0)
 
 
 def between_cpus() -> bool:
@@ -56,7 +62,7 @@ def at_once(size: float, workers: int, delay: float | None) -> bool:
         >>> at_once(1e5, 8, 0.05), at_once(1e5, 8, 0.0), at_once(1e9, 8, 0.05)
         (True, False, False)
     """
-    return (workers - 2) * wait(delay) > _crowding(workers) * (workers - 1) * size / RATE
+    return (workers - 2) * wait(delay) > _crowding(workers) * (workers - 1) * size / _RATE
 
 
 def messages(size: float, workers: int, delay: float | None) -> int:
@@ -74,7 +80,7 @@ def of_sum(size: float, workers: int, delay: float | None) -> str:
     if workers < 2 or not wait(delay):
         return RING
     crowded = 1 + _crowding(workers)
-    once, twice = size * (workers - 1) / RATE, 2 * size * (workers - 1) / workers / RATE
+    once, twice = size * (workers - 1) / _RATE, 2 * size * (workers - 1) / workers / _RATE
     seconds = {
         RING: 2 * (workers - 1) * wait(delay) + twice,
         GATHERED: wait(delay) + crowded * once,
@@ -100,7 +106,7 @@ def sum_bytes(elements: int, dtype: Any, workers: int, delay: float | None) -> F
     return wire_cost.ring(size, workers)
 
 
-def collectives(size: float, workers: int, delay: float | None, most: int) -> int:
+def collectives(size: float, workers: int, delay: float | None, most: int, splits: bool) -> int:
     """Into how many collectives a payload is split: one, if each would wait longer than it sends.
 
     Args:
@@ -108,10 +114,12 @@ def collectives(size: float, workers: int, delay: float | None, most: int) -> in
         workers: the number of workers.
         delay: seconds one way.
         most: the number without a delay.
+        splits: whether each worker gets a slice of the payload, not all of it.
     """
-    waits = messages(size / workers, workers, delay) * wait(delay)
-    return most if size / most / RATE >= waits else 1
+    each = size / most / (workers if splits else 1)
+    waits = messages(each, workers, delay) * wait(delay)
+    return most if (workers - 1) * each / _RATE >= waits else 1
 
 
 def _crowding(workers: int) -> float:
-    return _CROWDED[workers <= _FEW]
+    return _CROWDED_FEW if workers <= _FEW else _CROWDED

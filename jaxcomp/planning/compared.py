@@ -57,11 +57,9 @@ def means(
     whole = _DENSE if len(sizes) > 1 else {**_DENSE, **_LOCAL}
     found = {name: written for name, (written, _) in whole.items()}
     told = "" if delay is None else f", delay={delay:g}"
-    if told and len(sizes) == 1:
-        found |= {
-            "dense float32": f"jaxcomp.Dense(delay={delay:g})",
-            "dense bfloat16": f'jaxcomp.Dense("bfloat16"{told})',
-        }
+    if len(sizes) == 1:
+        for name in _DENSE:
+            found[name] = f"{found[name][:-1]}{told})".replace("(, ", "(")
     for name, given in named.items():
         codec, _, reducer = name.partition(", ")
         if codec not in _WRITTEN:

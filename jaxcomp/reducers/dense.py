@@ -6,6 +6,7 @@ from jax import lax
 
 from jaxcomp import checks
 from jaxcomp.base import Costs, Outcome, Reducer, ReducerFacts
+from jaxcomp.exchange import trips
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.theory import cost
 from jaxcomp.types import Array, Stacks
@@ -18,8 +19,7 @@ class Dense(Reducer):
     Args:
         dtype: the dtype in which elements are sent, such as "bfloat16"; None for their own.
         delay: seconds that a message takes one way. Where they are long against the bytes, every
-            worker sends to all others at once; else an all-reduce
-            sends one message after another.
+            worker sends to all others at once; else an all-reduce sends one message after another.
             None for what is assumed: 0.5 ms between CPUs of several processes, else nothing.
 
     Note:
@@ -38,8 +38,7 @@ class Dense(Reducer):
 
     def __post_init__(self):
         checks.choice("dtype", self.dtype, (None, "float32", "bfloat16", "float16"))
-        if self.delay is not None:
-            checks.number("delay", self.delay, 0.0)
+        trips.check(self.delay)
 
     @property
     def facts(self) -> ReducerFacts:

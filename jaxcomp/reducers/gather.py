@@ -5,6 +5,7 @@ from typing import cast
 
 from jaxcomp import checks
 from jaxcomp.base import Codec, Leg, Reducer
+from jaxcomp.exchange import trips
 from jaxcomp.exchange.combines import Average
 from jaxcomp.exchange.moves import AllGather
 from jaxcomp.feedback import Link
@@ -45,8 +46,7 @@ class Gather(Reducer):
     def __post_init__(self):
         if self.collectives is not None:
             checks.integer("collectives", self.collectives, 1)
-        if self.delay is not None:
-            checks.number("delay", self.delay, 0.0)
+        trips.check(self.delay)
         if not isinstance(self.link, Link):
             object.__setattr__(self, "link", Link(self.link))
         checks.choice("over", self.over, ("workers", "senders"))

@@ -6,6 +6,7 @@ from typing import cast
 from jaxcomp import checks
 from jaxcomp.base import Codec, Leg, Reducer
 from jaxcomp.codecs.identity import Identity
+from jaxcomp.exchange import trips
 from jaxcomp.exchange.combines import Average, Join
 from jaxcomp.exchange.moves import AllGather, AllToAll
 from jaxcomp.feedback import Link
@@ -74,8 +75,7 @@ class TwoShot(Reducer, public=("downlink",)):
             object.__setattr__(self, "down", Link(self.down))
         if self.collectives is not None:
             checks.integer("collectives", self.collectives, 1)
-        if self.delay is not None:
-            checks.number("delay", self.delay, 0.0)
+        trips.check(self.delay)
         _check(self.uplink, self.downlink)
 
     @property

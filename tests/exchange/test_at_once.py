@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import lowering
 from jax.sharding import PartitionSpec as P
 
 import jaxcomp
@@ -99,9 +100,33 @@ def test_messages_wait_as_often_as_the_plan_says(workers):
     assert rounds(jaxcomp.TwoShot(FOUR, FOUR, delay=0.0)) == 2 * each
     assert rounds(jaxcomp.TwoShot(FOUR, FOUR, delay=DELAY)) == 2
     assert rounds(jaxcomp.Gather(FOUR, delay=DELAY)) == 1
-    # One sum of float32, and two shots of bfloat16, whatever the delay.
+    # A sum of float32, and two shots of bfloat16.
     assert rounds(jaxcomp.Dense()) == 4 * each
-    assert rounds(jaxcomp.Dense(delay=DELAY)) in (3, 4)
+    assert rounds(jaxcomp.Dense(delay=DELAY)) == 3
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_accelerators_send_at_once_where_a_delay_is_given(platform, dtype):
+    """As plans count their messages: no all-reduce goes along a ring."""
+    mesh = lowering.mesh_of(platform, (N,), ("data",))
+    texts = {
+        delay: lowering.lowered(
+            jax.shard_map(
+                lambda x, d=delay: over_workers.mean([x[0]], "data", delay=d)[0],
+                mesh=mesh,
+                in_specs=P("data"),
+                out_specs=P(),
+            ),
+            jax.ShapeDtypeStruct((N, 1000), dtype),
+            mesh=mesh,
+        )
+        for delay in (None, DELAY)
+    }
+    assert "all_reduce" in texts[None]
+    assert "all_to_all" not in texts[None]
+    assert "all_reduce" not in texts[DELAY]
+    assert "all_to_all" in texts[DELAY]
 
 
 def test_long_messages_go_one_after_another():
