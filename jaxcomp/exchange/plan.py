@@ -161,7 +161,7 @@ class Plan:
         """The mean of dense leaves over all axes."""
         if self.given.uplink is not None:
             return tuple(dense_.fused_mean(leaves, self.axis_name, weight, self.delay))
-        # One by one, so that each is sent as soon as its gradient is known.
+        # Not joined here: where links have no delay, each is sent as soon as its gradient is known.
         sent = [leaf.astype(self.dense_dtype or leaf.dtype) for leaf in leaves]
         means = over_workers.mean(sent, self.axis_name, weight, self.delay)
         return tuple(mean.astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True))
@@ -181,8 +181,10 @@ class Plan:
         large = sum(piece.stop - piece.start for piece in pieces) >= _WORTH_SEVERAL
         if not large:
             return 1
-        size = sum(map(buffer.fused_bytes, wire_cost.payload_like(self.layout.batches)))
         most = min(_COLLECTIVES, len({piece.leaf for piece in pieces}))
+        if not trips.wait(self.delay):
+            return most
+        size = sum(map(buffer.fused_bytes, wire_cost.payload_like(self.layout.batches)))
         return trips.collectives(size, self.workers, self.delay, most, self.facts.splits)
 
     @functools.cached_property
