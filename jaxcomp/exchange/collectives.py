@@ -28,10 +28,12 @@ def all_gather(
             what is assumed.
     """
     leaves, treedef = jax.tree.flatten(payload)
-    n, found = axes.size(axis_name), []
+    found = []
     for part in buffer.runs(leaves, collectives):
         words = buffer.fuse(part)
-        at_once = trips.at_once(words.nbytes, n, delay)
+        at_once = bool(trips.wait(delay)) and trips.at_once(
+            words.nbytes, axes.size(axis_name), delay
+        )
         found += buffer.split(axes.gather(words, axis_name, at_once=at_once), part)
     return jax.tree.unflatten(treedef, found)
 
