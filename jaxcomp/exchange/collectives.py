@@ -28,12 +28,10 @@ def all_gather(
             what is assumed.
     """
     leaves, treedef = jax.tree.flatten(payload)
-    found = []
+    waits, found = trips.wait(delay) > 0, []
     for part in buffer.runs(leaves, collectives):
         words = buffer.fuse(part)
-        at_once = bool(trips.wait(delay)) and trips.at_once(
-            words.nbytes, axes.size(axis_name), delay
-        )
+        at_once = waits and trips.at_once(words.nbytes, axes.size(axis_name), delay)
         found += buffer.split(axes.gather(words, axis_name, at_once=at_once), part)
     return jax.tree.unflatten(treedef, found)
 
