@@ -65,7 +65,8 @@ def test_every_name_of_a_stub_is_there():
     for stub in stubs:
         name = ".".join(stub.parent.relative_to(package.parent).parts)
         found = importlib.import_module(name)
-        assert found.__all__ and set(found.__all__) <= set(dir(found))
+        assert found.__all__
+        assert set(found.__all__) <= set(dir(found))
         values = {own: getattr(found, own) for own in found.__all__}
         assert not {path.stem for path in stub.parent.glob("*.py")} & values.keys()
         with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'absent'"):
