@@ -79,9 +79,8 @@ def test_a_caller_that_traces_is_not_kept(mesh):
 
 
 def test_memory_of_one_worker_is_copied_in_each_call(mesh):
-    tx = optax.chain(
-        jaxcomp.compressed_mean(jaxcomp.Gather(jaxcomp.sign()), "data"), optax.sgd(0.1)
-    )
+    source = jaxcomp.Gather(jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual()))
+    tx = optax.chain(jaxcomp.compressed_mean(source, "data"), optax.sgd(0.1))
     grads = {"w": jnp.linspace(-1, 1, 4096).reshape(64, 64)}
 
     def step(params, state, x):
