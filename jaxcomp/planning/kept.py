@@ -7,6 +7,7 @@ are scaled by the time of a copy here.
 
 import dataclasses
 import functools
+import importlib
 import json
 import os
 import pathlib
@@ -17,7 +18,6 @@ from typing import Any
 
 import jax
 
-import jaxcomp
 from jaxcomp.planning import timing
 from jaxcomp.planning.timing import Measured
 
@@ -114,7 +114,8 @@ def machine() -> str:
 @functools.cache
 def _here() -> str:
     """All that times depend on, beside the codec."""
-    return f"{machine()}, jaxcomp {jaxcomp.__version__}, jax {jax.__version__}"
+    own = importlib.import_module("jaxcomp").__version__
+    return f"{machine()}, jaxcomp {own}, jax {jax.__version__}"
 
 
 @functools.cache
