@@ -136,7 +136,7 @@ class Comparison:
         )
 
     def on(self, network: cost.Network) -> "Comparison":
-        """The same ways on another link."""
+        """The same ways on another link; ways that send at once for this one's delay stay so."""
         ways = [line.way for line in self.forecasts]
         return compare(ways, network, self.conditions, baseline=self.baseline)
 
