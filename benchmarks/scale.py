@@ -54,12 +54,14 @@ class Run:
         text: to train on, and held out.
         now: seconds.
         until: when the call must have ended.
+        compiler: options of XLA.
     """
 
     settings: dict[str, Any]
     text: byte_lm_model.Text
     now: Callable[[], float]
     until: float
+    compiler: dict[str, Any] | None = None
 
     @property
     def task(self) -> methods.Task:
@@ -100,11 +102,11 @@ class Trainer:
     def __init__(self, way: methods.Way, run: Run):
         self.way, self.every = way, run.settings["every"]
         started = run.now()
-        self.carried = jax.jit(way.begin)(jax.random.key(run.settings["seed"]))
+        self.carried = jax.jit(way.begin)(run.task.model.init(run.settings["seed"]))
         example = (self.carried, run.batch(1), np.int32(1))
 
         def compiled(step: Any) -> Any:
-            return jax.jit(step, donate_argnums=0).lower(*example).compile()
+            return jax.jit(step, donate_argnums=0).lower(*example).compile(run.compiler)
 
         self.step = compiled(way.step)
         self.last = compiled(way.last) if way.last else self.step
@@ -259,8 +261,7 @@ def main() -> None:
     settings = {name: getattr(options, name) for name in (*names, "seed")}
     model = Model(options.layers, options.width, options.head)
     attention = fastest_attention(methods.WORKERS, options.windows, options.context, model)
-    like = jax.eval_shape(model.init, jax.random.key(0))
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(like))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(model.shapes()))
     settings |= {"attention": attention, "text": text.digest, "parameters": parameters}
     until = start + 60 * options.minutes
     run = Run(settings=settings, text=text, now=time.monotonic, until=until)

@@ -59,23 +59,19 @@ class Task(NamedTuple):
     def adamw(self) -> optax.GradientTransformation:
         return optax.adamw(self.schedule(self.rate), 0.9, 0.95, weight_decay=0.1)
 
-    def like(self) -> Any:
-        """The shapes of the parameters."""
-        return jax.eval_shape(self.model.init, jax.random.key(0))
-
 
 class Way(NamedTuple):
     """A method on the task.
 
     Attributes:
-        begin: makes what a step carries on, from a key of the first parameters.
+        begin: makes what a step carries on, from the first parameters.
         step: from that, a batch and the number of the step to that and the mean loss in nats.
         last: the same for the last step of a round; None if all steps are alike.
         centre: the parameters that are evaluated.
         sent: the bytes that a worker sends in a step, on average over a round.
     """
 
-    begin: Callable[[jax.Array], Any]
+    begin: Callable[[Any], Any]
     step: Callable[[Any, Batch, Any], tuple[Any, jax.Array]]
     last: Callable[[Any, Batch, Any], tuple[Any, jax.Array]] | None
     centre: Callable[[Any], Any]
@@ -98,8 +94,7 @@ def averaged(reducer: Any, task: Task) -> Way:
     """The mean of gradients in every step."""
     tx, mean = task.adamw(), jaxcomp.compressed_mean(reducer, AXIS, key=task.seed)
 
-    def begin(key: jax.Array) -> Any:
-        params = task.model.init(key)
+    def begin(params: Any) -> Any:
         memory = mapped(lambda _: mean.init(params))(jnp.arange(WORKERS))
         return params, tx.init(params), memory
 
@@ -111,7 +106,7 @@ def averaged(reducer: Any, task: Task) -> Way:
         updates, state = tx.update(first(means), state, params)
         return (optax.apply_updates(params, updates), state, memory), loss.mean()
 
-    return Way(begin, step, None, lambda carried: carried[0], sent(reducer, task.like()))
+    return Way(begin, step, None, lambda carried: carried[0], sent(reducer, task.model.shapes()))
 
 
 def sent(reducer: Any, like: Any) -> float:
@@ -122,8 +117,7 @@ def local(make: Callable[[Task], Any], reducer: Any, task: Task) -> Way:
     """Rounds of steps of each worker's own; `make` gives the method, which has this reducer."""
     tx = make(task)
 
-    def begin(key: jax.Array) -> Any:
-        params = task.model.init(key)
+    def begin(params: Any) -> Any:
         return everyone(params), mapped(lambda _: tx.init(params))(jnp.arange(WORKERS))
 
     def step(exchange: bool, carried: Any, batch: Batch, number: Any) -> tuple[Any, jax.Array]:
@@ -139,7 +133,7 @@ def local(make: Callable[[Task], Any], reducer: Any, task: Task) -> Way:
         return tuple(carried), loss.mean()
 
     alone, last = (functools.partial(step, exchange) for exchange in (False, True))
-    a_round = sent(reducer, task.like())
+    a_round = sent(reducer, task.model.shapes())
     return Way(begin, alone, last, lambda carried: first(carried[0]), a_round / task.every)
 
 
@@ -201,8 +195,8 @@ def fully_sharded(task: Task) -> Way:
 
         return jax.tree_util.tree_map_with_path(put, parts)
 
-    def begin(key: jax.Array) -> Any:
-        parts = split(task.model.init(key))
+    def begin(params: Any) -> Any:
+        parts = split(params)
         return parts, tx.init(parts)
 
     def step(carried: Any, batch: Batch, number: Any) -> tuple[Any, jax.Array]:
@@ -218,7 +212,7 @@ def fully_sharded(task: Task) -> Way:
         updates, state = tx.update(grads, state, parts)
         return (optax.apply_updates(parts, updates), state), losses.sum()
 
-    like = jax.eval_shape(lambda params: first(split(params)), task.like())
+    like = jax.eval_shape(lambda params: first(split(params)), task.model.shapes())
     layer = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), like["blocks"])
 
     def bytes_of(tree: Any) -> collectives.LinkBytes:

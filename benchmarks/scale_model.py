@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import reporting  # It makes the examples importable, too.
 
@@ -32,27 +33,39 @@ class Model(NamedTuple):
     head: int
     attention: str = "xla"
 
-    def init(self, key: jax.Array) -> Any:
+    def likes(self) -> Any:
+        """The shapes of the parameters, and the scale of each draw over `1 / √inputs`; None: ones.
+
+        The residual path starts small, so that its sum does not grow with depth.
+        """
         layers, width = self.layers, self.width
-        keys = iter(jax.random.split(key, 8))
-
-        def draw(*shape: int, scale: float = 1.0) -> jax.Array:
-            return jax.random.normal(next(keys), shape) * (scale * shape[-2] ** -0.5)
-
-        # The residual path starts small, so that its sum does not grow with depth.
         small = (2 * layers) ** -0.5
         return {
-            "embedding": {"kernel": draw(256, width, scale=16.0)},
+            "embedding": {"kernel": ((256, width), 16.0)},
             "blocks": {
-                "before_attention": jnp.ones((layers, width)),
-                **{name: draw(layers, width, width) for name in ("query", "key", "value")},
-                "attended": draw(layers, width, width, scale=small),
-                "before_perceptron": jnp.ones((layers, width)),
-                "up": draw(layers, width, 4 * width),
-                "down": draw(layers, 4 * width, width, scale=small),
+                "before_attention": ((layers, width), None),
+                **dict.fromkeys(("query", "key", "value"), ((layers, width, width), 1.0)),
+                "attended": ((layers, width, width), small),
+                "before_perceptron": ((layers, width), None),
+                "up": ((layers, width, 4 * width), 1.0),
+                "down": ((layers, 4 * width, width), small),
             },
-            "last": {"scale": jnp.ones(width), "kernel": draw(width, 256, scale=0.5)},
+            "last": {"scale": ((width,), None), "kernel": ((width, 256), 0.5)},
         }
+
+    def shapes(self) -> Any:
+        return _each(lambda shape, _: jax.ShapeDtypeStruct(shape, jnp.float32), self.likes())
+
+    def init(self, seed: int) -> Any:
+        """The first parameters, drawn by numpy: the same on every platform."""
+        draw = np.random.default_rng(seed)
+
+        def one(shape: tuple[int, ...], scale: float | None) -> np.ndarray:
+            if scale is None:
+                return np.ones(shape, np.float32)
+            return draw.standard_normal(shape, np.float32) * np.float32(scale * shape[-2] ** -0.5)
+
+        return _each(one, self.likes())
 
     def loss(self, params: Any, inputs: Any, targets: Any, whole: "Whole | None" = None) -> Any:
         """The mean loss in nats; `whole` makes parameters of the parts that a worker stores."""
@@ -82,6 +95,10 @@ class Model(NamedTuple):
         x = x + found.reshape(x.shape) @ own["attended"]
         h = normalised(x, own["before_perceptron"])
         return x + jax.nn.gelu(h @ own["up"]) @ own["down"]
+
+
+def _each(f: Callable[..., Any], likes: Any) -> Any:
+    return jax.tree.map(lambda like: f(*like), likes, is_leaf=lambda x: isinstance(x, tuple))
 
 
 Whole = Callable[[Any, Any], Any]
