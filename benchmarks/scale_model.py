@@ -119,8 +119,8 @@ def fastest_attention(workers: int, windows: int, context: int, model: Model) ->
     shape = (workers, windows, context, model.width // model.head, model.head)
     x = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
-    def total(*three: jax.Array) -> jax.Array:
-        return attend(*three, "cudnn").astype(jnp.float32).sum()
+    def total(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        return attend(query, key, value, "cudnn").astype(jnp.float32).sum()
 
     try:
         jax.jit(jax.vmap(jax.grad(total, argnums=(0, 1, 2)))).lower(x, x, x).compile()
