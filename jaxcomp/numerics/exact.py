@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float32
 
-from jaxcomp.backend import xla
+from jaxcomp.backend import triton, xla
 from jaxcomp.types import Array
 
 Digits = bool | Literal["interpreted", "refined"]
@@ -93,49 +93,13 @@ def sqrt_by_digits(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
 
 
 def reciprocal_refined(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
-    """`reciprocal`, from a quotient that is off by at most two units in the last place."""
-    exponent, mantissa = _parts(x)
-    power = mantissa == _HIDDEN
-    near = _divide(lax.bitcast_convert_type((127 << 23) | (mantissa & _MANTISSA), jnp.float32))
-    quotient = (near * 2.0**24).astype(jnp.int32)
-    # 2^47 - mantissa * quotient modulo 2^32: exact, as it is small.
-    rest = -(mantissa * quotient)
-    for _ in range(_OFF):
-        up = (rest > (mantissa >> 1)).astype(jnp.int32)
-        down = (rest < -(mantissa >> 1)).astype(jnp.int32)
-        quotient, rest = quotient + (up - down), rest - (up - down) * mantissa
-    field = jnp.where(power, 254, 253) - exponent
-    fraction = jnp.where(power, 0, quotient - _HIDDEN)
-    bits = jnp.where(field > 0, (field << 23) + fraction, 0)
-    return lax.bitcast_convert_type(bits, jnp.float32)
+    """`reciprocal` by the instruction of a GPU that rounds to nearest, in a kernel."""
+    return triton.instruction("rcp.rn.ftz.f32", x)
 
 
 def sqrt_refined(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
-    """`sqrt`, from a root that is off by at most two units in the last place."""
-    exponent, mantissa = _parts(x)
-    even = (exponent & 1) ^ 1  # The biased exponent of 1 is odd.
-    near = _root(
-        lax.bitcast_convert_type(((127 + even) << 23) | (mantissa & _MANTISSA), jnp.float32)
-    )
-    root = (near * 2.0**23).astype(jnp.int32)
-    rest = (mantissa << (23 + even)) - root * root  # Modulo 2^32: exact, as it is small.
-    for _ in range(_OFF):
-        up = (rest > root).astype(jnp.int32)
-        down = (rest <= -root).astype(jnp.int32)
-        rest = rest - (up - down) * 2 * root - (up + down)
-        root = root + (up - down)
-    field = (exponent + 127 - even) >> 1
-    bits = jnp.where(exponent > 0, (field << 23) + root - _HIDDEN, 0)
-    return lax.bitcast_convert_type(bits, jnp.float32)
-
-
-# Functions of their own, so that tests can put a device's errors in their place.
-def _divide(x: Array) -> Array:
-    return 1 / x
-
-
-def _root(x: Array) -> Array:
-    return jnp.sqrt(x)
+    """`sqrt` by the instruction of a GPU that rounds to nearest, in a kernel."""
+    return triton.instruction("sqrt.rn.ftz.f32", x)
 
 
 def _parts(x: Array) -> tuple[Array, Array]:
