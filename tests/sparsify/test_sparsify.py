@@ -286,6 +286,7 @@ def test_other_settings_are_checked():
         choices.Sampled(0.1, most=0.5)
 
 
+@pytest.mark.core("int32")
 @pytest.mark.parametrize("dtype", ["int32", "int16", "uint16"])
 def test_several_digits_of_the_kth_largest_are_found_in_a_pass(dtype):
     """As a GPU does: the same numbers as digit by digit, for whole rows and for segments."""
@@ -299,8 +300,7 @@ def test_several_digits_of_the_kth_largest_are_found_in_a_pass(dtype):
         (Leaves(segments), jnp.array([[100, 3, 1]])),
     ):
         search = functools.partial(selection._search, sizes, k, parts, digits)
-        for width in (3, 4):
-            np.testing.assert_array_equal(search(width), search(1))
+        np.testing.assert_array_equal(search(4), search(1))
     want = np.sort(draw, axis=1)[:, -17:-16]
     row = selection.Row(sizes.shape[1])
     np.testing.assert_array_equal(selection._search(sizes, 17, row, digits, 4), want)
