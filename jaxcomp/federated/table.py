@@ -143,7 +143,7 @@ def _write(file: int, rows: np.ndarray, begin: int) -> None:
     Through its mapping, each page that has gone to the disk since would be a fault: three times the
     time on Linux.
     """
-    left = memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
+    left = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
     while left:
         count = os.pwrite(file, left, begin)
         left, begin = left[count:], begin + count
