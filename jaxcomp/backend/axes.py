@@ -212,7 +212,7 @@ def gather(x: Array, axis_name: AxisName, *, at_once: bool = False) -> Array:
 
     if size % _TILE == 0 or not between_devices(axis_name):
         return _gather(x, axis_name)
-    return platforms.collective(lambda x: _gather(x, axis_name), x, tpu=pad_and_gather)
+    return platforms.collective(lambda x: _gather(x, axis_name), x, {"tpu": pad_and_gather})
 
 
 def _gather(x: Array, axis_name: AxisName) -> Array:
@@ -274,7 +274,7 @@ def exchange(rows: Array, axis_name: AxisName, *, at_once: bool = False) -> Arra
     own: dict[str, Any] = {} if size % _TILE == 0 else {"tpu": pad_and_swap}
     if jax.process_count() > 1 and not at_once:
         own["cpu"] = lambda rows: _in_turns(rows, axis_name)
-    return platforms.collective(swap, rows, **own) if own else swap(rows)
+    return platforms.collective(swap, rows, own) if own else swap(rows)
 
 
 def _make_mapped(x: Array, axis_name: AxisName) -> Array:

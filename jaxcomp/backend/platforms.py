@@ -112,7 +112,9 @@ def by_platform(
     return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
 
-def collective(default: Callable[..., Any], x: jax.Array, **own: Callable[..., Any]) -> jax.Array:
+def collective(
+    default: Callable[..., Any], x: jax.Array, own: Mapping[str, Callable[..., Any]]
+) -> jax.Array:
     """`own[platform](x)`, or `default(x)` on other platforms, for collectives over devices.
 
     `jax.lax.platform_dependent` makes a conditional of one branch, which XLA does not always
