@@ -200,7 +200,7 @@ def _search(
             trial = found | (jnp.ones_like(found) << shift)
             return jnp.where(parts.at_least(sizes, trial) >= k, trial, found)
         trials = found[None] | (jnp.arange(1, 2**width, dtype=found.dtype)[:, None, None] << shift)
-        reached = jax.vmap(functools.partial(parts.at_least, sizes))(trials) >= k
+        reached = jax.vmap(lambda trial: parts.at_least(sizes, trial) >= k)(trials)
         return found | (jnp.sum(reached, axis=0, dtype=found.dtype) << shift)
 
     passes, first = divmod(digits, width)
