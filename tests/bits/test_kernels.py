@@ -279,7 +279,8 @@ def test_each_platform_takes_its_own_kernel(name, platform):
     """One kernel encodes, one decodes and sums; with a residual, one decodes what was sent."""
     codec = CODECS[name]
     text = lowered_step(codec, mesh_of(platform, (8,), ("data",)))
-    assert text.count(f"@{CALLS[platform]}") == (3 if codec.contractive else 2)
+    rows_fit = platform != "tpu" or codec.bucket_size % 128 == 0  # Lanes of a TPU.
+    assert text.count(f"@{CALLS[platform]}") == (3 if codec.contractive else 2) * rows_fit
     if name == "four bits":
         assert CALLS[platform] not in lowered_step(codec, mesh_of("cpu", (8,), ("data",)))
 
