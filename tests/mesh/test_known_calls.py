@@ -54,8 +54,10 @@ def test_other_kinds_are_refused_after_a_known_call(mesh):
     with pytest.raises(ValueError, match="multiple of the 8 workers, got shape \\(7,\\)"):
         run(params, np.ones(7, np.float32))
     split = jax.device_put(PARAMS["w"], NamedSharding(mesh, PartitionSpec("data")))
-    with pytest.raises(ValueError, match="must not be sharded over 'data'"):
-        run(params | {"w": split}, np.ones(8, np.float32))
+    for batch in (np.ones(8, np.float32), jnp.ones(8)):
+        run(params, batch)
+        with pytest.raises(ValueError, match="must not be sharded over 'data'"):
+            run(params | {"w": split}, batch)
     with pytest.raises(ValueError, match="PRNG key"):
         run(params, jax.random.key(0))
 
