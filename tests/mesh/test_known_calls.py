@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxcomp
 from jaxcomp.mesh import calls
@@ -46,7 +46,9 @@ def test_a_kind_of_call_is_checked_once(mesh, checks):
     assert len(checks) > before
 
 
-def test_other_kinds_are_refused_after_a_known_call(mesh):
+def test_other_kinds_are_refused_after_a_known_call():
+    """On automatic axes the type of an array does not say how it is split."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     run = jaxcomp.data_parallel(mean, mesh, "data")
     params = jaxcomp.place(PARAMS, mesh, "data")
     for _ in range(3):
