@@ -38,9 +38,9 @@ def measure(devices: int, arrays: int, repeats: int) -> dict[str, float]:
     }
     batch = jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, split))
     tree = {f"layer {n}": {"bias": jnp.ones(3), "scale": jnp.ones(())} for n in range(arrays // 4)}
-    held = {
-        name: jax.device_put((tree, jax.tree.map(jnp.copy, tree)), NamedSharding(mesh, here))
-        for name in calls
+    home = NamedSharding(mesh, here)
+    held = {  # Copies: the calls may overwrite what they are given.
+        name: jax.device_put(jax.tree.map(jnp.copy, (tree, tree)), home) for name in calls
     }
 
     def run(name: str) -> None:
