@@ -97,6 +97,17 @@ def test_a_plan_of_a_fully_sharded_model(capsys):
     assert sizes["sign()"] < sizes[pair] < 0.5 * sizes["dense bfloat16"]
 
 
+def test_a_plan_of_sites_has_a_rate_for_each_direction(capsys):
+    command = ["plan", "--params", "1e7", "--workers", "4", "--link", "20Mbit"]
+    sites = ["--sites", "--codec", "sign() / qsgd_inf(bits=8)", "--step", "250ms", "--every", "9"]
+    same, modem = (
+        json.loads(run(capsys, *command, *sites, *more, "--json"))
+        for more in ([], ["--upload", "2Mbit"])
+    )
+    assert modem["seconds"] - same["seconds"] == pytest.approx(9 * 8 * same["up"] / 20e6)
+    assert "bytes down" in run(capsys, *command, *sites)
+
+
 def test_the_tree_and_the_step_may_be_the_users_own(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "measure", lambda way, elements, repeats: still(way))
     (tmp_path / "their_model.py").write_text(
