@@ -198,7 +198,7 @@ class CompressedFedAvg(extra.FedAvg):
             self.save(new.folder)
         configs = (train_config, evaluate_config, evaluate_fn)
         with limits.limit_answers(grid, self._limit + limits.BESIDE):
-            given = grid if self._quorum is None else Waiting(grid, self._quorum)
+            given = grid if self._quorum is None else Waiting(grid, self._quorum, self.method.delay)
             return super().start(given, initial_arrays, num_rounds, timeout, *configs)
 
     def summary(self) -> None:
