@@ -31,6 +31,7 @@ class History(Side):
     """
 
     server_only: bool = False
+    of_round = False
 
     def __post_init__(self):
         checks.choice("server_only", self.server_only, (False, True))

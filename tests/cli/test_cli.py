@@ -215,6 +215,7 @@ PLAN = "plan --params 9 --workers 4 --link"
         (f"{PLAN} 1Gbit --step soon", "a time such as"),
         (f"{PLAN} 1Gbit --overlap 2", "--overlap must be a number from 0 to 1, got '2'"),
         (f"{PLAN} 1Gbit --link-only --rounds", "`compute` must"),
+        (f"{PLAN} 1Gbit --upload 3Mbit", "--upload needs --sites"),
         (f"{PLAN} 1Gbit --fsdp --rounds", "--rounds and --fsdp cannot be given together"),
         (f"{PLAN} 1Gbit --codec Every(4)", "must be a codec, a link, a policy or a reducer"),
         (f"{PLAN} 1Gbit --plot plan.doc", "must end in .png, .svg or .pdf, got 'plan.doc'"),

@@ -21,14 +21,17 @@ class Quorum:
     A client that has not answered is not asked again until it answers, or until `patience` is over.
     Its message counts in the round in which it arrives, if it is at most `oldest` rounds old, with
     `(1 + age)^(−staleness)` times its weight; `staleness` is the method's. Older ones are refused
-    as "late". A refused message stays in the client's residual.
+    as "late". A refused message stays in the client's residual. With fragments a late message
+    counts in the next round of its fragment, and ages are counted in such rounds.
 
     Args:
         messages: a round ends when so many of the clients that it asked have sent a message, or
             when all have answered.
         deadline: the seconds after which it ends in any case. A round without any message moves
             nothing.
-        oldest: the largest age of a message, in rounds; 0 refuses all late ones.
+        oldest: the largest age of a message, in rounds, or in rounds of its fragment; 0 refuses all
+            late ones, which an aggregate of all messages of a round needs, and a `Shift` with a
+            `staleness`, and side information of a round.
         patience: the seconds after which a client that was asked is asked anew: it has lost the
             message, or restarted. An answer to the old question is no longer used.
         grace: how long a round that has its `messages` waits for one more: as long as those that
@@ -72,12 +75,10 @@ class Quorum:
         if not self.oldest:
             return
         reason = None
-        if method.uplink.feedback.facts.mirrors:
-            reason = "a Shift, whose client has moved by the whole message"
-        elif method.uplink.guessed:
-            reason = "side information, which is that of the latest round"
-        elif method.fragments != 1:
-            reason = "fragments, of which a round adds up one"
+        if method.uplink.feedback.facts.mirrors and method.staleness:
+            reason = "a Shift, whose client has moved by the whole message, unless staleness=0"
+        elif method.uplink.guessed and method.uplink.side.of_round:
+            reason = f"{method.uplink.side!r}, which knows the guesses of the latest round only"
         elif not method.aggregate.streams:
             reason = f"{method.aggregate!r}, which combines messages of one round"
         if reason:

@@ -74,7 +74,7 @@ class Reader:
             raise Refused(
                 "memory lost", "its memory is gone, and with it what the mirror knows of it"
             )
-        age = now - round_.number
+        age = -(-(now - round_.number) // len(self.likes))  # In rounds of its fragment.
         if answer.status != "sent" or age > round_.oldest:
             self.seats.has[client] = round_.number
             if answer.status != "sent":

@@ -29,15 +29,14 @@ from jaxcomp.adapters.flower.history import History
 from jaxcomp.adapters.flower.memory import Centre
 from jaxcomp.adapters.flower.records import Instruction
 from jaxcomp.adapters.flower.seats import Seats
-from jaxcomp.adapters.flower.server_round import Heard, Round, Taken, log
+from jaxcomp.adapters.flower.server_round import Round, Taken, log
 from jaxcomp.federated import checkpoint as checkpoint_, server, turns
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.server import ServerState, Total
 from jaxcomp.federated.simulation import Report, weights_of
-from jaxcomp.federated.table import OnHost
 from jaxcomp.messages import message_limit
 from jaxcomp.numerics import noise
-from jaxcomp.types import Array, PyTree
+from jaxcomp.types import PyTree
 
 
 class CompressedFedAvg(extra.FedAvg):
@@ -142,14 +141,14 @@ class CompressedFedAvg(extra.FedAvg):
         self._like = raw.like(self._state.params)
         likes = turns.likes(self.method, self._like)
         self._limit = max(message_limit(self.method.uplink.policy, like) for like in likes)
-        self._largest = np.float32(np.finfo(np.float32).max if largest is None else largest)
         self._secrets, self._quorum = secrets, quorum
         folder = None if checkpoint is None else checkpoint_.folder_of(checkpoint, "checkpoint")
         self._checkpoints = folder
         self._seats = Seats(clients, numbers, lasting=method.uplink.feedback.facts.mirrors)
         rules = (self.weights, weighted_by_key, weight_of, secrets)
         self._reader = Reader(self.method, likes, self._limit, self._seats, *rules)
-        self._sides = OnHost(jax.tree.map(np.asarray, self._new_side()), clients)
+        late = quorum is not None and quorum.oldest > 0
+        self._adder = adding.Adder(self.method, self._state, clients, largest, late=late)
         self._history = History(raw.size(self._centre()))
         self._run, self._since = secrets_.token_bytes(8), time.time_ns()
         self._open: Round | None = None
@@ -216,7 +215,7 @@ class CompressedFedAvg(extra.FedAvg):
             ValueError: if `folder` holds something else, or if another process trains with it.
         """
         versions = checkpoint_.folder_of(folder, own=self._checkpoints)
-        checkpoint_.save(versions, self._checkpoint(), self._sides.arrays())
+        checkpoint_.save(versions, self._checkpoint(), self._adder.sides.arrays())
         self._follows = True
 
     def restore(self, folder: str | pathlib.Path, *, missing_ok: bool = False) -> None:
@@ -235,13 +234,14 @@ class CompressedFedAvg(extra.FedAvg):
             ValueError: if `folder` holds no checkpoint, one of other shapes, or only damaged ones.
         """
         versions = checkpoint_.folder_of(folder, own=self._checkpoints)
-        rows = self._sides.arrays()
+        rows = self._adder.sides.arrays()
         kept = checkpoint_.restore(versions, self._checkpoint(), rows, missing_ok=missing_ok)
         if kept is None:
             return
-        self._sides.fill(rows)
-        state, key, run, seats, counts = kept
-        self._state, self.key = jax.tree.map(jnp.asarray, state), jnp.asarray(key)
+        self._adder.sides.fill(rows)
+        state, pending, key, run, seats, counts = kept
+        state, self._adder.pending, self.key = jax.tree.map(jnp.asarray, (state, pending, key))
+        self._state = state
         self._run, (self.up, self.down, since) = run.tobytes(), map(int, counts)
         self._since = max(time.time_ns(), since + 1)
         self._seats.take(seats)
@@ -253,7 +253,7 @@ class CompressedFedAvg(extra.FedAvg):
         """Everything that a checkpoint holds, beside the rows; its shapes never change."""
         run = np.frombuffer(self._run, np.uint8)
         counts = np.array([self.up, self.down, self._since], np.int64)
-        return self._state, self.key, run, self._seats.save(), counts
+        return self._state, self._adder.pending, self.key, run, self._seats.save(), counts
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
         """The messages of a round: what each of its clients needs to begin."""
@@ -304,14 +304,15 @@ class CompressedFedAvg(extra.FedAvg):
         heard = [one for each in rounds for one in each.heard.values()]
         up = sum(len(one.answer.payload) for one in heard)
         turn = turns.of(self.method, self._like, round_.number)
-        lane, total, taken = self._sum_messages(turns.lane(self.method, self._state, turn), rounds)
+        lane, total, taken, pending = self._adder.sum(self._state, rounds)
         lane, message = self._step(round_, lane, total)
         # Nothing is kept of a round before it is complete: after an error it can be repeated.
         self._state = turns.join(self.method, self._state, turn, lane)
+        self._adder.pending = pending
         self._history.add(message)
         for client, one in taken.items():
             row = jax.tree.map(lambda x: np.asarray(x)[None], one.side)
-            self._sides.write(np.array([client]), row)
+            self._adder.sides.write(np.array([client]), row)
             self._seats.accepted[client] = one.round
         self.up += up
         self.late.update(round_.log_late(one.round for one in taken.values()))
@@ -330,9 +331,6 @@ class CompressedFedAvg(extra.FedAvg):
     def _centre(self) -> Centre:
         return Centre(self._state.params, self._state.shared)
 
-    def _new_side(self) -> PyTree:
-        return self.method.uplink.side.row(self._state.params)
-
     def _instruction(
         self,
         number: int,
@@ -345,41 +343,6 @@ class CompressedFedAvg(extra.FedAvg):
         seed, accepted = np.asarray(self.key).tobytes(), int(self._seats.accepted[client])
         given = (number, client, base, accepted, seed, digest, self._since)
         return Instruction(self._run, *given, node.to_bytes(8, "little"), parts)
-
-    def _sum_messages(
-        self, state: ServerState, rounds: list[Round]
-    ) -> tuple[ServerState, Total, dict[int, Taken]]:
-        """The sum of the messages, and what is kept of those that are part of it."""
-        total, centre = server.nothing(self.method, state.params), self._centre()
-        centre = centre._replace(params=state.params)
-        taken, held, now = {}, [], rounds[-1]
-        for round_, client in ((one, client) for one in rounds for client in sorted(one.heard)):
-            heard = round_.heard.pop(client)
-            total, accepted, side = self._add(round_, centre, total, client, heard)
-            if not accepted:
-                text = "its message decodes to NaN, Inf or larger elements than allowed"
-                round_.refuse(round_.nodes[client], "not finite", text)
-                continue
-            given = (heard.answer.loss, float(heard.weight), heard.metrics, side, round_.number)
-            taken[client] = Taken(*given)
-            if heard.fresh:
-                log.info("\t> client %d has begun with a new memory", client)
-            if not self.method.aggregate.streams:
-                held.append((client, heard.weight, heard.payload))
-        if held:
-            numbers, weights, payloads = jax.tree.map(lambda *rows: np.stack(rows), *held)
-            rows = np.searchsorted(now.cohort, numbers)
-            given = server.fill_table(now.cohort, self.clients, weights, rows, payloads)
-            state, total = server.combine(self.method, now.key, state, given)
-        return state, total, taken
-
-    def _add(
-        self, round_: Round, centre: Centre, total: Total, client: int, heard: Heard
-    ) -> tuple[Total, Array, PyTree]:
-        side = jax.tree.map(lambda x: x[0], self._sides.read(np.array([client])))
-        side = self._new_side() if heard.fresh else side
-        given = (jnp.float32(heard.weight), heard.payload, centre, side, self._largest)
-        return adding.add(self.method, round_.key, total, jnp.uint32(client), *given)
 
     def _step(
         self, round_: Round, state: ServerState, total: Total
