@@ -27,8 +27,9 @@ from jaxcomp.adapters.flower.closing import Quorum, Waiting
 from jaxcomp.adapters.flower.hearing import Reader
 from jaxcomp.adapters.flower.history import History
 from jaxcomp.adapters.flower.memory import Centre
+from jaxcomp.adapters.flower.published import Published
 from jaxcomp.adapters.flower.records import Instruction
-from jaxcomp.adapters.flower.seats import Seats
+from jaxcomp.adapters.flower.seats import BEHIND, Seats
 from jaxcomp.adapters.flower.server_round import Round, Taken, log
 from jaxcomp.federated import checkpoint as checkpoint_, server, turns
 from jaxcomp.federated.method import Method
@@ -37,6 +38,7 @@ from jaxcomp.federated.simulation import Report, weights_of
 from jaxcomp.messages import message_limit
 from jaxcomp.numerics import noise
 from jaxcomp.types import PyTree
+from jaxcomp.weights import Publisher
 
 
 class CompressedFedAvg(extra.FedAvg):
@@ -68,6 +70,9 @@ class CompressedFedAvg(extra.FedAvg):
             `jaxcomp.federated.tokens_squared_per_step`.
         quorum: when a round ends, and what becomes of later messages; None waits for all clients,
             up to the `timeout` of `start`.
+        weights_to: publishes the parameters of each round, with its number as their step. A `Site`
+            with a reader of them gets them there where it would get the whole parameters by
+            message: when it joins or returns. Not with side information of the server.
         numbers: the number of each node, by its id, for nodes with lasting ids; None to number
             nodes as they come.
         secrets: `secrets(number)` gives a client's own secret, 16 to 64 bytes: only who knows it
@@ -107,6 +112,7 @@ class CompressedFedAvg(extra.FedAvg):
         numbers: Mapping[int, int] | None = None,
         weight_of: Callable[[Mapping[str, Any]], float] | None = None,
         quorum: Quorum | None = None,
+        weights_to: Publisher | None = None,
         secrets: Callable[[int], bytes] | None = None,
         largest: float | None = None,
         min_available_nodes: int = 2,
@@ -147,6 +153,8 @@ class CompressedFedAvg(extra.FedAvg):
         self._seats = Seats(clients, numbers, lasting=method.uplink.feedback.facts.mirrors)
         rules = (self.weights, weighted_by_key, weight_of, secrets)
         self._reader = Reader(self.method, likes, self._limit, self._seats, *rules)
+        settings_.check_publisher(weights_to, self._state.shared)
+        self._published = Published(weights_to)
         late = quorum is not None and quorum.oldest > 0
         self._adder = adding.Adder(self.method, self._state, clients, largest, late=late)
         self._history = History(raw.size(self._centre()))
@@ -195,6 +203,7 @@ class CompressedFedAvg(extra.FedAvg):
         if new is not None:
             # What clients do in the first round belongs to a training that a kill must not end.
             self.save(new.folder)
+        self._published.publish(self._state.params, int(self._state.round))
         configs = (train_config, evaluate_config, evaluate_fn)
         with limits.limit_answers(grid, self._limit + limits.BESIDE):
             given = grid if self._quorum is None else Waiting(grid, self._quorum, self.method.delay)
@@ -268,12 +277,15 @@ class CompressedFedAvg(extra.FedAvg):
         whole_array = records.array(whole, records.CENTRE)
         digest = raw.digest(self._centre())
         for client, node in nodes.items():
-            parts = self._history.needed(int(self._seats.has[client]), number)
-            base = -1 if parts is None else int(self._seats.has[client])
-            parts = (whole,) if parts is None else parts
+            has = int(self._seats.has[client])
+            base, parts = has, self._history.needed(has, number)
+            if parts is None:
+                published = self._published.round == number and has != BEHIND
+                base = records.PUBLISHED if published else records.WHOLE
+                parts = () if published else (whole,)
             given = self._instruction(number, client, node, base, digest, parts)
             secret = None if self._secrets is None else self._secrets(client)
-            array = whole_array if base < 0 else None
+            array = whole_array if base == records.WHOLE else None
             content = records.write_instruction(given, secret, array)
             content[self.configrecord_key] = config
             messages[client] = extra.Message(
@@ -310,6 +322,7 @@ class CompressedFedAvg(extra.FedAvg):
         self._state = turns.join(self.method, self._state, turn, lane)
         self._adder.pending = pending
         self._history.add(message)
+        self._published.publish(self._state.params, int(self._state.round))
         for client, one in taken.items():
             row = jax.tree.map(lambda x: np.asarray(x)[None], one.side)
             self._adder.sides.write(np.array([client]), row)
