@@ -177,6 +177,17 @@ class Network:
         """Whether this process runs."""
         return name in self._running and self._running[name].poll() is None
 
+    def pid(self, name: str) -> int:
+        """The number of a process."""
+        return self._running[name].pid
+
+    @property
+    def server(self) -> int | None:
+        """The number of the process of the server's app; None if it does not run."""
+        command = ["pgrep", "-f", f"flwr-serverapp.*127.0.0.1:{self._port}"]
+        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+        return int(found[0]) if found else None
+
     def rounds(self) -> list[dict[str, Any]]:
         """The report of the server so far, a record for each round."""
         file = self.folder / "server" / "rounds.jsonl"

@@ -9,7 +9,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import time
 
 import pytest
@@ -39,13 +38,6 @@ def importable():
         yield
 
 
-def server_of(net):
-    """The process of the server's app; None if it has ended."""
-    command = ["pgrep", "-f", f"flwr-serverapp.*127.0.0.1:{net._port}"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
-    return int(found[0]) if found else None
-
-
 class Supervised:
     """Starts again what has ended, as a supervisor does, and lets failures happen in their rounds.
 
@@ -69,7 +61,7 @@ class Supervised:
                 net.start_site(number)
         if not net.alive("link"):
             net.start_link()
-        if done and done < ROUNDS and server_of(net) is None and not net.ended:
+        if done and done < ROUNDS and net.server is None and not net.ended:
             with contextlib.suppress(RuntimeError):
                 net.start_server()
                 time.sleep(3)
@@ -93,11 +85,11 @@ def run(folder, events, **settings):
 
 
 def stop(net, name):
-    os.kill(net._running[name].pid, signal.SIGSTOP)
+    os.kill(net.pid(name), signal.SIGSTOP)
 
 
 def go_on(net, name):
-    os.kill(net._running[name].pid, signal.SIGCONT)
+    os.kill(net.pid(name), signal.SIGCONT)
 
 
 def limit(pid, size):
@@ -140,8 +132,8 @@ def test_the_disk_of_a_site_is_full_for_two_rounds(tmp_path):
     rounds = run(
         tmp_path,
         {
-            2: lambda net: limit(net._running["site1"].pid, 1000),
-            4: lambda net: limit(net._running["site1"].pid, resource.RLIM_INFINITY),
+            2: lambda net: limit(net.pid("site1"), 1000),
+            4: lambda net: limit(net.pid("site1"), resource.RLIM_INFINITY),
         },
     )
     assert rounds[-1]["refused"]["failed"] >= 1
@@ -152,11 +144,11 @@ def test_the_disk_of_the_server_is_full(tmp_path):
     ended = []
 
     def fill(net):
-        limit(server_of(net), 1000)
+        limit(net.server, 1000)
         until = time.monotonic() + DEADLINE + RESTART
-        while server_of(net) is not None and time.monotonic() < until:
+        while net.server is not None and time.monotonic() < until:
             time.sleep(0.5)
-        ended.append(server_of(net) is None)
+        ended.append(net.server is None)
         # Otherwise `Network.wait` would take the error for the end of the run.
         log = tmp_path / "server" / "server.log"
         log.write_text(log.read_text().replace("An unhandled exception", "A full disk"))
