@@ -94,6 +94,7 @@ from jaxcomp.recipes.sparsifiers import (
     sidco as sidco,
     threshold as threshold,
     top_k as top_k,
+    visible as visible,
 )
 from jaxcomp.recipes.stages import msc as msc
 from jaxcomp.recipes.summable import int_sgd as int_sgd, thc as thc
