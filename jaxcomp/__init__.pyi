@@ -66,7 +66,7 @@ from jaxcomp.recipes.floats import (
     natural_dithering as natural_dithering,
     nuqsgd as nuqsgd,
 )
-from jaxcomp.recipes.guided import wyner_ziv as wyner_ziv
+from jaxcomp.recipes.guided import visible as visible, wyner_ziv as wyner_ziv
 from jaxcomp.recipes.quantizers import (
     averaged_ternary as averaged_ternary,
     blockwise as blockwise,
@@ -94,7 +94,6 @@ from jaxcomp.recipes.sparsifiers import (
     sidco as sidco,
     threshold as threshold,
     top_k as top_k,
-    visible as visible,
 )
 from jaxcomp.recipes.stages import msc as msc
 from jaxcomp.recipes.summable import int_sgd as int_sgd, thc as thc

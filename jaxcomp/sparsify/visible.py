@@ -61,8 +61,8 @@ class Visible(Choice):
         return share(self.fraction, size)
 
     def choose(self, x: Array, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
-        given = state is not None and not isinstance(state, tuple)
-        hits = _finder()(x, state[0] if given else jnp.zeros_like(x))
+        without = state is None or isinstance(state, tuple)
+        hits = _finder()(x, jnp.zeros_like(x) if without else state[0])
         return Chosen(*as_many_as_fit(x, hits, self._rooms(parts), start, parts), state)
 
 

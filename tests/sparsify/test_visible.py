@@ -39,8 +39,9 @@ def hard_pairs():
     high = np.arange(0x7F80, dtype=np.uint32)[::37] << 16
     low = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
     sizes = (high[:, None] | low).ravel().view(np.float32)
-    params = np.concatenate([sizes, -sizes, [0.0, -0.0]]).astype(np.float32)
-    unit = np.spacing(np.abs(params.astype(ml_dtypes.bfloat16))).astype(np.float32)
+    params = np.concatenate([sizes, -sizes, [0.0, -0.0, np.inf]]).astype(np.float32)
+    rounded = np.abs(params.astype(ml_dtypes.bfloat16))
+    unit = np.spacing(np.where(np.isfinite(rounded), rounded, 1)).astype(np.float32)
     tie = np.where(np.isfinite(unit), unit, 1) / 2
     changes = [
         np.zeros_like(params),
