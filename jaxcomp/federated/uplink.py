@@ -113,7 +113,8 @@ def _check_pair(codec: Codec, side: Side) -> None:
     if alone and not given:
         raise ValueError(
             "`side` must be jaxcomp.federated.GlobalModel() for a codec that compares updates with "
-            f"the parameters that they change, got {side!r} with {codec!r}"
+            f"the parameters that they change, as jaxcomp.federated.pulseloco has it, got {side!r} "
+            f"with {codec!r}"
         )
     if given and not alone:
         raise ValueError(

@@ -34,7 +34,7 @@ class Visible(Choice):
 
     Example:
         >>> from jaxcomp.sparsify.competitors import Row
-        >>> x, ones = jnp.array([[0.25, 0.001, -0.001, -0.004]]), jnp.ones((1, 1, 4))
+        >>> x, ones = jnp.array([[0.25, 0.001, -0.001, -0.003]]), jnp.ones((1, 1, 4))
         >>> start = jnp.zeros((1, 1), jnp.uint32)
         >>> found = Visible(fraction=1.0).choose(x, start, ones, Row(4))
         >>> int(found.number[0, 0]), found.places[0, :1]
@@ -61,8 +61,8 @@ class Visible(Choice):
         return share(self.fraction, size)
 
     def choose(self, x: Array, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
-        without = state is None or isinstance(state, tuple)
-        hits = _finder()(x, jnp.zeros_like(x) if without else state[0])
+        params = jnp.zeros_like(x) if isinstance(state, tuple | None) else state[0]
+        hits = _finder()(x, params)
         return Chosen(*as_many_as_fit(x, hits, self._rooms(parts), start, parts), state)
 
 
