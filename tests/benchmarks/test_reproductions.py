@@ -126,11 +126,6 @@ DOCTORED = {
         for name, row in found["numbers"].items()
         if name.startswith("predictive")
     ],
-    "pulseloco-bytes": lambda found: [
-        row["seeds"][-1].update(score=9.0)
-        for row in found["numbers"]["rows"]
-        if row["method"] == "PULSELoCo"
-    ],
     "fedvote-hostile": lambda found: found["numbers"].update(
         dict.fromkeys(("honest majority, 5", "honest majority, 10"), [5.0] * 5)
     ),
