@@ -1,6 +1,7 @@
 from jaxcomp.federated.between_sites import (
     diloco as diloco,
     muloco as muloco,
+    pulseloco as pulseloco,
     sparseloco as sparseloco,
     streaming_diloco as streaming_diloco,
     tokens_squared_per_step as tokens_squared_per_step,
@@ -31,7 +32,11 @@ from jaxcomp.federated.sampling import (
     Sampling as Sampling,
 )
 from jaxcomp.federated.side import NoSide as NoSide, Side as Side
-from jaxcomp.federated.sides import History as History, LastMean as LastMean
+from jaxcomp.federated.sides import (
+    GlobalModel as GlobalModel,
+    History as History,
+    LastMean as LastMean,
+)
 from jaxcomp.federated.simulation import Report as Report, Simulation as Simulation
 from jaxcomp.federated.uplink import Uplink as Uplink
 from jaxcomp.federated.work import LocalSteps as LocalSteps

@@ -53,8 +53,7 @@ class Supervised:
     def __call__(self, net, done):
         now = time.monotonic()
         if done > self.last:
-            # Before the first round all processes start, and compile at once.
-            self.longest = max(self.longest, now - self.since) if self.last else 0.0
+            self.longest = max(self.longest, now - self.since)
             self.last, self.since = done, now
         for number in range(4):
             if f"site{number}" not in self.left_alone and not net.alive(f"site{number}"):
