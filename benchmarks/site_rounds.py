@@ -67,16 +67,17 @@ def trained(
     happens: Callable[[Network, int], None],
     seconds: float,
     folder: pathlib.Path,
-    *,
-    resident: bool = True,
-    node: bool = True,
+    **settings: Any,
 ) -> dict[str, Any]:
-    """A run; `happens(net, rounds)` is called again and again with the rounds so far."""
+    """A run; `happens(net, rounds)` is called again and again with the rounds so far.
+
+    `settings` are those of the network.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     begin = time.monotonic()
     first = config.pop("first", range(SITES))
     config = {"patience": max(PATIENCE, 1.5 * config["deadline"]), **config}
-    with Network(folder, config, SITES, link, resident=resident, node=node) as net:
+    with Network(folder, config, SITES, link, **settings) as net:
         net.start_server()
         net.join(*first)
 

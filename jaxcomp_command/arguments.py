@@ -49,6 +49,8 @@ examples:
   jaxcomp plan --weights 7e9 --link 100Mbit --rate 3e-6
   jaxcomp plan --params 125e6 --workers 4 --link 100Mbit --latency 25ms --step 250ms --every 100 \
     --sites --codec 'chunk_top_k() / qsgd_inf(bits=8)'
+  jaxcomp plan --params 125e6 --workers 4 --link 20Mbit --upload 2Mbit --latency 25ms --step 250ms \
+    --every 500 --sites --codec 'chunk_top_k() / qsgd_inf(bits=8)'
 
 --budget gives each leaf the codec that measured gradients ask for, within so many bytes. Save them:
   flat, _ = jax.tree_util.tree_flatten_with_path(gradients)  # of one worker
@@ -377,7 +379,12 @@ def _options_of_steps(add: Callable[..., Any]) -> None:
         "--sites",
         action="store_true",
         help="plan rounds between sites on Flower, of --every steps, over links with --latency one "
-        "way; --codec names that of a site, or 'SITE / SERVER'; --link is the slower direction",
+        "way; --codec names that of a site, or 'SITE / SERVER'",
+    )
+    add(
+        "--upload",
+        type=options.bandwidth,
+        help="with --sites, the speed from a site to the server, where --link is that to the site",
     )
     add(
         "--rounds",

@@ -17,9 +17,12 @@ class Side(Interface, abstract=True):
     Attributes:
         decodes: whether the server decodes with guesses, too; else messages are decoded from
             themselves, and may be late.
+        of_round: whether the server's guesses are those of one round, so that it cannot decode a
+            message that comes later; else they follow from what the client has sent before.
     """
 
     decodes = True
+    of_round = True
 
     def shared(self, params: PyTree) -> PyTree:
         """The knowledge of the server and all clients before the first round."""

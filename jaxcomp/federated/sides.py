@@ -31,6 +31,7 @@ class History(Side):
     """
 
     server_only: bool = False
+    of_round = False
 
     def __post_init__(self):
         checks.choice("server_only", self.server_only, (False, True))
@@ -113,6 +114,7 @@ class GlobalModel(Side):
     """
 
     decodes = False
+    of_round = False
 
     def at_client(self, shared: PyTree, own: PyTree, params: PyTree) -> PyTree | None:
         del shared, own

@@ -83,5 +83,5 @@ def test_late_messages_are_welcome():
     quorum.check(federated.pulseloco(jaxcomp.visible(), loss))
     guessed = federated.Uplink(jaxcomp.wyner_ziv(), federated.LastMean())
     work = federated.LocalSteps(loss, optax.sgd(1.0))
-    with pytest.raises(ValueError, match="`oldest` must be 0 with side information"):
+    with pytest.raises(ValueError, match="`oldest` must be 0 with LastMean"):
         quorum.check(federated.Method(work, guessed))

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxcomp.adapters.flower import metrics, records
 from jaxcomp.adapters.flower.records import Answer, Refused
-from jaxcomp.adapters.flower.seats import Seats
+from jaxcomp.adapters.flower.seats import BEHIND, Seats
 from jaxcomp.adapters.flower.server_round import Heard, Round
 from jaxcomp.federated import faults
 from jaxcomp.federated.method import Method
@@ -65,7 +65,7 @@ class Reader:
     ) -> Heard:
         client = answer.client
         if answer.status == "behind":
-            self.seats.has[client] = -1
+            self.seats.has[client] = BEHIND
             raise Refused("behind", "it could not follow, and gets the whole parameters next time")
         accepted = int(self.seats.accepted[client])
         if answer.upon not in (accepted, -1):
@@ -74,7 +74,7 @@ class Reader:
             raise Refused(
                 "memory lost", "its memory is gone, and with it what the mirror knows of it"
             )
-        age = now - round_.number
+        age = -(-(now - round_.number) // len(self.likes))  # In rounds of its fragment.
         if answer.status != "sent" or age > round_.oldest:
             self.seats.has[client] = round_.number
             if answer.status != "sent":

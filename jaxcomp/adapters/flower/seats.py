@@ -8,6 +8,9 @@ import numpy as np
 
 from jaxcomp.adapters.flower.server_round import log
 
+BEHIND = -2
+"""In place of a round: a client that could not follow, and needs the parameters by message."""
+
 _NOBODY = -1
 """The round in which a free seat was taken."""
 
@@ -40,7 +43,8 @@ class Seats:
             mirror holds what only the first node knows.
 
     Attributes:
-        has: for each client the round whose centre it has, as far as the server knows; -1 for none.
+        has: for each client the round whose centre it has, as far as the server knows; -1 for
+            none, or `BEHIND`.
         accepted: the last round in which the server accepted its message; -1 for none.
 
     Example:

@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from jaxcomp import checks
 from jaxcomp.adapters.flower import raw, records
 from jaxcomp.adapters.flower.server_round import log
 from jaxcomp.federated.method import Method
 from jaxcomp.types import PyTree
+from jaxcomp.weights import Publisher
 from jaxcomp_files.versions import Versions
 
 
@@ -44,6 +47,18 @@ def check(
                 f'`{name}` must be None with a mean over "all", which is divided by the expected '
                 f"weight of all clients before any of them reports, got {given!r}; give `weights`"
             )
+
+
+def check_publisher(publisher: Publisher | None, shared: PyTree) -> None:
+    """Refuses a publisher of parameters that are not all that clients need."""
+    if publisher is None:
+        return
+    checks.instance("weights_to", publisher, Publisher, "jaxcomp.weights.Publisher(url)")
+    if jax.tree.leaves(shared):
+        raise ValueError(
+            "`weights_to` must be None with side information that clients get with the parameters, "
+            "which is not published"
+        )
 
 
 def check_secrets(secrets: Any, numbers: Any) -> None:

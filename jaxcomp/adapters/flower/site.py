@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxcomp import checks
-from jaxcomp.adapters.flower import client, extra, files, placing, raw
+from jaxcomp.adapters.flower import client, extra, files, placing, published, raw
 from jaxcomp.adapters.flower.placing import Placed
 from jaxcomp.adapters.flower.records import Instruction
 from jaxcomp.federated import block, turns
@@ -25,6 +25,7 @@ from jaxcomp.federated.uplink import Message
 from jaxcomp.types import PyTree
 from jaxcomp_site import courier
 from jaxcomp_site.packing import packed, unpacked
+from jaxcomp_weights import Reader
 
 Data = Callable[[int, int], Any]
 """`data(number, taken)`: arrays `[steps, …]`, the batches of client `number` from its step `taken`
@@ -63,6 +64,8 @@ class Site:
         secret: the client's own secret, 16 to 64 bytes; None for none.
         metrics: `metrics(number, steps)` gives what the site reports, beside the number of its
             "steps" and the "seconds" that they took, such as `{"tokens": 8192 * steps}`.
+        weights: reads the parameters where the server publishes them (`weights_to` of
+            `CompressedFedAvg`) when the site joins or returns; None to get them by message.
         placed: where the arrays of a site of several devices are, which may be those of several
             processes of `jax.distributed`; None for one device.
 
@@ -89,6 +92,7 @@ class Site:
         folder: "str | os.PathLike[str]",
         secret: bytes | None = None,
         metrics: Callable[[int, int], Mapping[str, Any]] | None = None,
+        weights: Reader | None = None,
         placed: Placed | None = None,
     ):
         extra.require()
@@ -98,12 +102,16 @@ class Site:
             checks.function("metrics", metrics)
         if placed is not None:
             checks.part("placed", placed, Placed)
+        if weights is not None:
+            checks.instance("weights", weights, Reader, "jaxcomp_weights.Reader(url)")
         self._folder = pathlib.Path(folder)
         self.refused: collections.Counter[str] = collections.Counter()
         self._left: tuple[int, Any] | None = None  # The client and what it keeps, before a delay.
         self._ahead: tuple[int, Any] | None = None  # Its steps before, and what it keeps after.
         self._like = raw.like(like)
-        self._work = client.work_of(method, like, None if secret is None else lambda _: secret)
+        self._weights = weights
+        own = None if secret is None else lambda _: secret
+        self._work = client.work_of(method, like, own, published=self._published)
         self._method, self._data, self._metrics, self._placed = method, data, metrics, placed
         self._memory = files.folder_of(self._folder / "memory", "folder", _PATIENCE)
         self._take(extra.RecordDict())
@@ -198,6 +206,10 @@ class Site:
         due = int(kept.due)
         self.taken = due + self._method.delay
         return ahead[1] if ahead is not None and ahead[0] == due else self._rest(number, kept)
+
+    def _published(self, round_: int) -> Any:
+        """The parameters of a round, where they are published."""
+        return None if self._weights is None else published.read(self._weights, self._like, round_)
 
     def _rest(self, number: int, kept: Streamed) -> Streamed:
         """The steps of a delay."""

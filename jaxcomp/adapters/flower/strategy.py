@@ -27,17 +27,18 @@ from jaxcomp.adapters.flower.closing import Quorum, Waiting
 from jaxcomp.adapters.flower.hearing import Reader
 from jaxcomp.adapters.flower.history import History
 from jaxcomp.adapters.flower.memory import Centre
+from jaxcomp.adapters.flower.published import Published
 from jaxcomp.adapters.flower.records import Instruction
-from jaxcomp.adapters.flower.seats import Seats
-from jaxcomp.adapters.flower.server_round import Heard, Round, Taken, log
+from jaxcomp.adapters.flower.seats import BEHIND, Seats
+from jaxcomp.adapters.flower.server_round import Round, Taken, log
 from jaxcomp.federated import checkpoint as checkpoint_, server, turns
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.server import ServerState, Total
 from jaxcomp.federated.simulation import Report, weights_of
-from jaxcomp.federated.table import OnHost
 from jaxcomp.messages import message_limit
 from jaxcomp.numerics import noise
-from jaxcomp.types import Array, PyTree
+from jaxcomp.types import PyTree
+from jaxcomp.weights import Publisher
 
 
 class CompressedFedAvg(extra.FedAvg):
@@ -69,6 +70,9 @@ class CompressedFedAvg(extra.FedAvg):
             `jaxcomp.federated.tokens_squared_per_step`.
         quorum: when a round ends, and what becomes of later messages; None waits for all clients,
             up to the `timeout` of `start`.
+        weights_to: publishes the parameters of each round, with its number as their step. A `Site`
+            with a reader of them gets them there where it would get the whole parameters by
+            message: when it joins or returns. Not with side information of the server.
         numbers: the number of each node, by its id, for nodes with lasting ids; None to number
             nodes as they come.
         secrets: `secrets(number)` gives a client's own secret, 16 to 64 bytes: only who knows it
@@ -108,6 +112,7 @@ class CompressedFedAvg(extra.FedAvg):
         numbers: Mapping[int, int] | None = None,
         weight_of: Callable[[Mapping[str, Any]], float] | None = None,
         quorum: Quorum | None = None,
+        weights_to: Publisher | None = None,
         secrets: Callable[[int], bytes] | None = None,
         largest: float | None = None,
         min_available_nodes: int = 2,
@@ -142,14 +147,16 @@ class CompressedFedAvg(extra.FedAvg):
         self._like = raw.like(self._state.params)
         likes = turns.likes(self.method, self._like)
         self._limit = max(message_limit(self.method.uplink.policy, like) for like in likes)
-        self._largest = np.float32(np.finfo(np.float32).max if largest is None else largest)
         self._secrets, self._quorum = secrets, quorum
         folder = None if checkpoint is None else checkpoint_.folder_of(checkpoint, "checkpoint")
         self._checkpoints = folder
         self._seats = Seats(clients, numbers, lasting=method.uplink.feedback.facts.mirrors)
         rules = (self.weights, weighted_by_key, weight_of, secrets)
         self._reader = Reader(self.method, likes, self._limit, self._seats, *rules)
-        self._sides = OnHost(jax.tree.map(np.asarray, self._new_side()), clients)
+        settings_.check_publisher(weights_to, self._state.shared)
+        self._published = Published(weights_to)
+        late = quorum is not None and quorum.oldest > 0
+        self._adder = adding.Adder(self.method, self._state, clients, largest, late=late)
         self._history = History(raw.size(self._centre()))
         self._run, self._since = secrets_.token_bytes(8), time.time_ns()
         self._open: Round | None = None
@@ -196,9 +203,10 @@ class CompressedFedAvg(extra.FedAvg):
         if new is not None:
             # What clients do in the first round belongs to a training that a kill must not end.
             self.save(new.folder)
+        self._published.publish(self._state.params, int(self._state.round))
         configs = (train_config, evaluate_config, evaluate_fn)
         with limits.limit_answers(grid, self._limit + limits.BESIDE):
-            given = grid if self._quorum is None else Waiting(grid, self._quorum)
+            given = grid if self._quorum is None else Waiting(grid, self._quorum, self.method.delay)
             return super().start(given, initial_arrays, num_rounds, timeout, *configs)
 
     def summary(self) -> None:
@@ -216,7 +224,7 @@ class CompressedFedAvg(extra.FedAvg):
             ValueError: if `folder` holds something else, or if another process trains with it.
         """
         versions = checkpoint_.folder_of(folder, own=self._checkpoints)
-        checkpoint_.save(versions, self._checkpoint(), self._sides.arrays())
+        checkpoint_.save(versions, self._checkpoint(), self._adder.sides.arrays())
         self._follows = True
 
     def restore(self, folder: str | pathlib.Path, *, missing_ok: bool = False) -> None:
@@ -235,13 +243,14 @@ class CompressedFedAvg(extra.FedAvg):
             ValueError: if `folder` holds no checkpoint, one of other shapes, or only damaged ones.
         """
         versions = checkpoint_.folder_of(folder, own=self._checkpoints)
-        rows = self._sides.arrays()
+        rows = self._adder.sides.arrays()
         kept = checkpoint_.restore(versions, self._checkpoint(), rows, missing_ok=missing_ok)
         if kept is None:
             return
-        self._sides.fill(rows)
-        state, key, run, seats, counts = kept
-        self._state, self.key = jax.tree.map(jnp.asarray, state), jnp.asarray(key)
+        self._adder.sides.fill(rows)
+        state, pending, key, run, seats, counts = kept
+        state, self._adder.pending, self.key = jax.tree.map(jnp.asarray, (state, pending, key))
+        self._state = state
         self._run, (self.up, self.down, since) = run.tobytes(), map(int, counts)
         self._since = max(time.time_ns(), since + 1)
         self._seats.take(seats)
@@ -253,7 +262,7 @@ class CompressedFedAvg(extra.FedAvg):
         """Everything that a checkpoint holds, beside the rows; its shapes never change."""
         run = np.frombuffer(self._run, np.uint8)
         counts = np.array([self.up, self.down, self._since], np.int64)
-        return self._state, self.key, run, self._seats.save(), counts
+        return self._state, self._adder.pending, self.key, run, self._seats.save(), counts
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
         """The messages of a round: what each of its clients needs to begin."""
@@ -268,12 +277,15 @@ class CompressedFedAvg(extra.FedAvg):
         whole_array = records.array(whole, records.CENTRE)
         digest = raw.digest(self._centre())
         for client, node in nodes.items():
-            parts = self._history.needed(int(self._seats.has[client]), number)
-            base = -1 if parts is None else int(self._seats.has[client])
-            parts = (whole,) if parts is None else parts
+            has = int(self._seats.has[client])
+            base, parts = has, self._history.needed(has, number)
+            if parts is None:
+                published = self._published.round == number and has != BEHIND
+                base = records.PUBLISHED if published else records.WHOLE
+                parts = () if published else (whole,)
             given = self._instruction(number, client, node, base, digest, parts)
             secret = None if self._secrets is None else self._secrets(client)
-            array = whole_array if base < 0 else None
+            array = whole_array if base == records.WHOLE else None
             content = records.write_instruction(given, secret, array)
             content[self.configrecord_key] = config
             messages[client] = extra.Message(
@@ -304,14 +316,16 @@ class CompressedFedAvg(extra.FedAvg):
         heard = [one for each in rounds for one in each.heard.values()]
         up = sum(len(one.answer.payload) for one in heard)
         turn = turns.of(self.method, self._like, round_.number)
-        lane, total, taken = self._sum_messages(turns.lane(self.method, self._state, turn), rounds)
+        lane, total, taken, pending = self._adder.sum(self._state, rounds)
         lane, message = self._step(round_, lane, total)
         # Nothing is kept of a round before it is complete: after an error it can be repeated.
         self._state = turns.join(self.method, self._state, turn, lane)
+        self._adder.pending = pending
         self._history.add(message)
+        self._published.publish(self._state.params, int(self._state.round))
         for client, one in taken.items():
             row = jax.tree.map(lambda x: np.asarray(x)[None], one.side)
-            self._sides.write(np.array([client]), row)
+            self._adder.sides.write(np.array([client]), row)
             self._seats.accepted[client] = one.round
         self.up += up
         self.late.update(round_.log_late(one.round for one in taken.values()))
@@ -330,9 +344,6 @@ class CompressedFedAvg(extra.FedAvg):
     def _centre(self) -> Centre:
         return Centre(self._state.params, self._state.shared)
 
-    def _new_side(self) -> PyTree:
-        return self.method.uplink.side.row(self._state.params)
-
     def _instruction(
         self,
         number: int,
@@ -345,41 +356,6 @@ class CompressedFedAvg(extra.FedAvg):
         seed, accepted = np.asarray(self.key).tobytes(), int(self._seats.accepted[client])
         given = (number, client, base, accepted, seed, digest, self._since)
         return Instruction(self._run, *given, node.to_bytes(8, "little"), parts)
-
-    def _sum_messages(
-        self, state: ServerState, rounds: list[Round]
-    ) -> tuple[ServerState, Total, dict[int, Taken]]:
-        """The sum of the messages, and what is kept of those that are part of it."""
-        total, centre = server.nothing(self.method, state.params), self._centre()
-        centre = centre._replace(params=state.params)
-        taken, held, now = {}, [], rounds[-1]
-        for round_, client in ((one, client) for one in rounds for client in sorted(one.heard)):
-            heard = round_.heard.pop(client)
-            total, accepted, side = self._add(round_, centre, total, client, heard)
-            if not accepted:
-                text = "its message decodes to NaN, Inf or larger elements than allowed"
-                round_.refuse(round_.nodes[client], "not finite", text)
-                continue
-            given = (heard.answer.loss, float(heard.weight), heard.metrics, side, round_.number)
-            taken[client] = Taken(*given)
-            if heard.fresh:
-                log.info("\t> client %d has begun with a new memory", client)
-            if not self.method.aggregate.streams:
-                held.append((client, heard.weight, heard.payload))
-        if held:
-            numbers, weights, payloads = jax.tree.map(lambda *rows: np.stack(rows), *held)
-            rows = np.searchsorted(now.cohort, numbers)
-            given = server.fill_table(now.cohort, self.clients, weights, rows, payloads)
-            state, total = server.combine(self.method, now.key, state, given)
-        return state, total, taken
-
-    def _add(
-        self, round_: Round, centre: Centre, total: Total, client: int, heard: Heard
-    ) -> tuple[Total, Array, PyTree]:
-        side = jax.tree.map(lambda x: x[0], self._sides.read(np.array([client])))
-        side = self._new_side() if heard.fresh else side
-        given = (jnp.float32(heard.weight), heard.payload, centre, side, self._largest)
-        return adding.add(self.method, round_.key, total, jnp.uint32(client), *given)
 
     def _step(
         self, round_: Round, state: ServerState, total: Total
