@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxcomp.adapters.flower import raw
 from jaxcomp.adapters.flower.memory import Centre
@@ -37,6 +38,16 @@ def add(
     accepted &= jnp.all(jnp.stack([jnp.all(jnp.abs(x) <= largest) for x in leaves]))
     total = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), after, total)
     return total, accepted, block.update_side(method, plan, side, read, accepted)
+
+
+def step(
+    method: Method, key: Array, state: ServerState, total: Total, weights: np.ndarray
+) -> tuple[ServerState, bytes | None]:
+    """The server after the round, and its message: None if it sends the whole parameters."""
+    moves = server.moves(method, total)
+    sums = server.weights_of(method, weights)
+    state, payload = server.step(method, key, state, total, sums)
+    return state, message(method, state, payload, moves)
 
 
 def message(method: Method, state: ServerState, payload: Any, moves: bool) -> bytes | None:
