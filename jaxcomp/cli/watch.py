@@ -51,8 +51,8 @@ def _reasons(site: _Told) -> str | None:
 
 _COLUMNS = (
     Column("site", itemgetter("site"), ",d", right=True),
-    Column("node", itemgetter("node")),
     Column("state", _state),
+    Column("node", itemgetter("node")),
     Column("seen", itemgetter("seen"), _some(",d"), right=True),
     Column("accepted", itemgetter("accepted"), ",d", right=True),
     Column("late", itemgetter("late"), ",d", right=True),

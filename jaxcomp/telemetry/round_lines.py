@@ -13,6 +13,8 @@ WRONG = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
 _SITES = 1 << 20
 """More sites than a training has; a larger number is not that of a site."""
 _LETTERS = 200
+_LONG = 1e12
+"""Seconds that no round takes, and after which none ends."""
 _ASKED = ("client", "down")
 _ACCEPTED = ("client", "age", "up", "loss", "steps", "seconds", "tokens")
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)  # NaN and infinities, too.
@@ -70,7 +72,7 @@ def parse(text: bytes) -> dict[str, Any] | None:
     try:
         line = _DECODER.decode(text.decode())
         right = line["kind"] == "end" or 0 <= line["round"] < 2**53
-        right &= type(line.get("round", 0)) is int and finite(line["time"]) is not None
+        right &= type(line.get("round", 0)) is int and 0 <= line["time"] < _LONG
         return line if right and line["kind"] in ("start", "round", "end") else None
     except (*WRONG, RecursionError):
         return None
@@ -112,7 +114,7 @@ def _row(line: Mapping[str, Any]) -> Row:
     if time is None or up is None or down is None:
         raise ValueError("a number is missing")
     seconds, loss = finite(line.get("seconds")), finite(line.get("loss"))
-    seconds = None if seconds is None or seconds < 0 else seconds
+    seconds = None if seconds is None or not 0 <= seconds < _LONG else seconds
     counts = len(line["asked"]["client"]), len(line["accepted"]["client"])
     return Row(line["round"], time, seconds, loss, *counts, up, down)
 

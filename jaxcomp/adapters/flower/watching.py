@@ -5,6 +5,7 @@ A line is written after the round's checkpoint, so the file has no round that a 
 client chooses the numbers in it and the words of "why", but no name.
 """
 
+import collections
 import contextlib
 import json
 import math
@@ -104,8 +105,9 @@ class Watch:
             "up": _column([sizes.get(client, 0) for client in order]),
             "loss": _column([_number(taken[client].loss) for client in order]),
         }
+        reported = [_reported(taken[client]) for client in order]
         for name in _REPORTED:
-            accepted[name] = _column([_reported(taken[client], name) for client in order])
+            accepted[name] = _column([_plain(numbers.get(name)) for numbers in reported])
         waiting = [(client, each.number) for each in rounds for client in sorted(each.waiting)]
         return {
             "kind": "round",
@@ -163,12 +165,14 @@ def _number(value: float) -> float | None:
     return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
-def _reported(one: Taken, name: str) -> float | int | None:
-    """A number that a client reports under this name; None for lists, and if it is not finite."""
-    for record in one.metrics.metric_records.values():
-        value = record[name] if name in record else None  # noqa: SIM401
-        if isinstance(value, int) and abs(value) < 2**53:
-            return value
-        if isinstance(value, float):
-            return _number(value)
-    return None
+def _reported(one: Taken) -> Mapping[str, Any]:
+    """All that a client reports, by name."""
+    records = list(one.metrics.values())  # `metric_records` copies them, which takes long.
+    return records[0] if len(records) == 1 else collections.ChainMap(*records)
+
+
+def _plain(value: Any) -> float | int | None:
+    """A number that a client reports; None for lists, and if it is not finite."""
+    if isinstance(value, int):
+        return value if abs(value) < 2**53 else None
+    return _number(value) if isinstance(value, float) else None

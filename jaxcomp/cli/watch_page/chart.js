@@ -45,19 +45,19 @@ export function draw(svg, x, y, { log }) {
   if (vertical === null || !Number.isFinite(vertical[1] - vertical[0])) return () => null;
   const [low, high] = vertical;
   const begin = x[0], end = x.at(-1) > begin ? x.at(-1) : begin + 1;
-  const across = (value) => LEFT + ((width - LEFT - RIGHT) * (value - begin)) / (end - begin);
+  const across = (value) => LEFT + (width - LEFT - RIGHT) * ((value - begin) / (end - begin));
   const up = (value) => {
     const scaled = log ? Math.log10(value) : value;
-    return height - BOTTOM - ((height - TOP - BOTTOM) * (scaled - low)) / (high - low);
+    return height - BOTTOM - (height - TOP - BOTTOM) * ((scaled - low) / (high - low));
   };
-  for (const tick of ticks(low, high, height / 45)) {
+  for (const tick of ticks(low, high, height / 38)) {
     const value = log ? 10 ** tick : tick;
     const at = Math.round(up(value));
     svg.append(element("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: at, y2: at }));
     const place = { x: LEFT - 8, y: at + 4, "text-anchor": "end" };
     svg.append(element("text", place, number(value, 3)));
   }
-  for (const tick of ticks(begin, end, width / 110)) {
+  for (const tick of ticks(begin, end, width / 85)) {
     const at = Math.round(across(tick));
     svg.append(element("line", { class: "grid", x1: at, x2: at, y1: TOP, y2: height - BOTTOM }));
     const last = at > width - 40;

@@ -7,8 +7,8 @@ import { NONE, bytes, clock, count, counts, duration, number } from "./text.js";
 const EVERY = 3000;
 const COLUMNS = [
   { key: "site", title: "site", show: (site) => count(site.site), number: true },
-  { key: "node", title: "node", show: (site) => site.node || NONE, style: "node" },
   { key: "state", title: "state", show: (site) => site.state + (site.note ? `: ${site.note}` : "") },
+  { key: "node", title: "node", show: (site) => site.node || NONE, style: "node" },
   { key: "seen", title: "seen", show: (site) => count(site.seen), number: true },
   { key: "accepted", title: "accepted", show: (site) => count(site.accepted), number: true },
   { key: "late", title: "late", show: (site) => count(site.late), number: true },
@@ -64,6 +64,7 @@ function drawLoss() {
     const found = nearest(place);
     return found === null ? null : first + found;
   };
+  set(at("loss-title"), shown.byMinutes ? "Loss by minutes of training" : "Loss by round");
   point(null);
 }
 
@@ -118,7 +119,7 @@ function drawNumbers() {
 function alertsOf(state, age) {
   const said = [];
   if (state === "no answer") {
-    said.push(`jaxcomp watch gives no answer since ${clock(lost / 1000)}; the numbers are older.`);
+    said.push(`jaxcomp watch gives no numbers since ${clock(lost.since)}: ${lost.why}`);
   } else if (state === "silent") {
     said.push(`The server has written nothing for ${duration(age)}. ` +
       `A round of twice the longest of the last ones takes ${duration(status.allowed)}.`);
@@ -204,7 +205,7 @@ async function refresh() {
   if (!document.hidden || status === null) {
     try {
       const answer = await fetch(`rounds?epoch=${epoch}&after=${rounds.round.length}`);
-      if (!answer.ok) throw new Error(answer.statusText);
+      if (!answer.ok) throw new Error(await answer.text());
       const news = await answer.json();
       received = performance.now();
       ({ status, epoch } = news);
@@ -216,8 +217,8 @@ async function refresh() {
         drawLoss();
       }
       drawSites();
-    } catch {
-      lost ??= Date.now();
+    } catch (error) {
+      lost = { since: lost?.since ?? Date.now() / 1000, why: error.message };
     }
   }
   if (status !== null) drawNumbers();
