@@ -73,7 +73,7 @@ class Page(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_address[1]}/"
 
     def news(self, epoch: int, after: int) -> dict[str, Any]:
-        """What a page that has so many rows of an epoch does not know."""
+        """Reads on, and returns the rows that a page with so many of an epoch lacks."""
         with self._one_at_a_time:
             self._rounds.read()
             found = self._rounds.news(epoch, after, time.time())

@@ -31,7 +31,7 @@ _EVENTS = ("accepted", "late", "refused")
 
 
 class Rounds:
-    """What the file of rounds in a server's folder says; `read` reads on.
+    """The rounds of a training so far, from the file in its server's folder; `read` reads on.
 
     Args:
         folder: the folder of the server's checkpoints.
@@ -296,7 +296,7 @@ class Rounds:
         return event, self._kind[client][1] if event == "refused" else ""
 
     def news(self, epoch: int, after: int, now: float) -> dict[str, Any]:
-        """What a page that has so many rows of an epoch does not know.
+        """Returns the rows that a page lacks, and the sites if there are new rows.
 
         Args:
             epoch: the epoch of its rows.

@@ -60,9 +60,10 @@ export function draw(svg, x, y, { log }) {
   for (const tick of ticks(begin, end, width / 85)) {
     const at = Math.round(across(tick));
     svg.append(element("line", { class: "grid", x1: at, x2: at, y1: TOP, y2: height - BOTTOM }));
-    const last = at > width - 40;
-    const place = { x: last ? width - 4 : at, y: height - 8, "text-anchor": last ? "end" : "middle" };
-    svg.append(element("text", place, number(tick, 5)));
+    const text = number(tick, 5);
+    const last = at + 4 * text.length > width;
+    const place = { x: last ? width - 2 : at, y: height - 8, "text-anchor": last ? "end" : "middle" };
+    svg.append(element("text", place, text));
   }
   svg.append(element("path", { class: "curve", d: path(x, y, across, up, log) }));
   for (let i = 0; i < (x.length <= DOTS ? x.length : 0); i++) {
