@@ -148,9 +148,9 @@ def _table(
     return found
 
 
-def _client(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _SITES:
-        raise ValueError("not the number of a site")
+def _number(value: Any, below: int = _SITES) -> int:
+    if type(value) is not int or not 0 <= value < below:
+        raise ValueError("not the number of a site or round")
     return value
 
 
@@ -158,7 +158,7 @@ def _refusals(line: Mapping[str, Any]) -> list[tuple[int, int | None, str, str |
     """The round, client, kind, cause and bytes of each refused answer."""
     found = []
     for one in line.get("refused") or ():
-        client = None if one["client"] is None else _client(one["client"])
+        client = None if one["client"] is None else _number(one["client"])
         why = plain(one["why"]) if one.get("why") is not None else None
         up = finite(one.get("up", 0))
         if up is None or up < 0:
@@ -170,12 +170,12 @@ def _refusals(line: Mapping[str, Any]) -> list[tuple[int, int | None, str, str |
 def _nodes(line: Mapping[str, Any]) -> list[tuple[int, int, str]]:
     """The round, client and node of each seat that was taken."""
     nodes = line.get("nodes") or {}
-    return [(line["round"], _client(int(n)), plain(node)) for n, node in nodes.items()]
+    return [(line["round"], _number(int(n)), plain(node)) for n, node in nodes.items()]
 
 
 def _current(line: Mapping[str, Any]) -> dict[str, Any]:
     """The sites that work, and those that are away, at the end of a round."""
     waiting, away = line.get("waiting") or {}, line.get("away") or ()
     pairs = zip(waiting.get("client", ()), waiting.get("since", ()), strict=True)
-    working = {_client(client): int(since) for client, since in pairs}
-    return {"round": line["round"], "waiting": working, "away": [_client(n) for n in away]}
+    working = {_number(client): _number(since, 2**53) for client, since in pairs}
+    return {"round": line["round"], "waiting": working, "away": [_number(n) for n in away]}

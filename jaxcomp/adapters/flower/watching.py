@@ -36,7 +36,7 @@ class Watch:
         self._path = None if folder is None else folder / ROUNDS
         self._seats = seats
         self._nodes: dict[int, int] = {}  # As the lines of this process have them.
-        self._why: dict[tuple[int | None, str], str] = {}
+        self._why: dict[tuple[int, str], str] = {}
         self._last = time.monotonic()
         self._failed = False
 
@@ -133,7 +133,9 @@ class Watch:
     def _refused(self, one: Refusal, sizes: Mapping[int, int]) -> dict[str, Any]:
         """A refused answer, with its cause if it is another than last time."""
         found: dict[str, Any] = {"client": one.client, "kind": one.kind}
-        if one.client is not None and one.client in sizes:
+        if one.client is None:  # Anybody's words.
+            return found
+        if one.client in sizes:
             found["up"] = sizes[one.client]
         if self._why.get((one.client, one.kind)) != one.why:
             self._why[one.client, one.kind] = found["why"] = one.why
