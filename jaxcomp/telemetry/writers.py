@@ -14,7 +14,6 @@ from typing import Any
 
 from jaxcomp import checks
 from jaxcomp.telemetry.records import Record
-from jaxcomp_files import lines
 
 
 class Csv:
@@ -58,8 +57,7 @@ class Csv:
                 f"`record` must have the columns of {self.path}, which differ in {other}: write "
                 "another file, or the same values in every step"
             )
-        with self.path.open("r+b") as file:
-            lines.remove_cut(file)
+        _remove_cut_line(self.path)
         with self.path.open("a", newline="") as file:
             if not old:
                 file.write(_line(columns))
@@ -72,6 +70,17 @@ def _line(values: Sequence[str]) -> str:
     return text.getvalue()
 
 
+def _remove_cut_line(path: pathlib.Path) -> None:
+    """Removes a last line without an end, which the next one would continue."""
+    with path.open("r+b") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+
 def read_csv(path: str | os.PathLike) -> list[Record]:
     """The records of a file that `Csv` wrote; a last line without an end is left out.
 
@@ -82,8 +91,8 @@ def read_csv(path: str | os.PathLike) -> list[Record]:
     try:
         with pathlib.Path(path).open(newline="") as file:
             # A number that was cut may be another number.
-            whole = [line for line in file if line[-1] == "\n"]
-        columns, *rows = list(csv.reader(whole)) or [[]]
+            lines = [line for line in file if line[-1] == "\n"]
+        columns, *rows = list(csv.reader(lines)) or [[]]
         found = [
             {name: float(value) for name, value in zip(columns, row, strict=True)} for row in rows
         ]

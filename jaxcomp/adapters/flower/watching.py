@@ -5,7 +5,6 @@ A line is written after the round's checkpoint, so the file has no round that a 
 client chooses the numbers in it and the words of "why", but no name.
 """
 
-import collections
 import contextlib
 import json
 import math
@@ -167,10 +166,12 @@ def _number(value: float) -> float | None:
     return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
-def _reported(one: Taken) -> Mapping[str, Any]:
+def _reported(one: Taken) -> dict[str, Any]:
     """All that a client reports, by name."""
-    records = list(one.metrics.values())  # `metric_records` copies them, which takes long.
-    return records[0] if len(records) == 1 else collections.ChainMap(*records)
+    found: dict[str, Any] = {}
+    for record in one.metrics.values():  # `metric_records` copies them, which takes long.
+        found.update(record.items())
+    return found
 
 
 def _plain(value: Any) -> float | int | None:
