@@ -102,8 +102,8 @@ def about(status: _Told) -> str:
     found = ["; ".join(said) + "."]
     if status["state"] == "silent":
         found.append(
-            f"The server has written nothing for {_time(status['age'])}; a round that takes twice "
-            f"the longest of the last ones would end after {_time(status['allowed'])}."
+            f"The server has written nothing for {_time(status['age'])}; twice the longest of its "
+            f"last rounds is {_time(status['allowed'])}."
         )
     if status["error"] is not None:
         found.append(f"The server's app has ended: {status['error']}")

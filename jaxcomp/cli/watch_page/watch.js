@@ -121,8 +121,8 @@ function alertsOf(state, age) {
   if (state === "no answer") {
     said.push(`jaxcomp watch gives no numbers since ${clock(lost.since)}: ${lost.why}`);
   } else if (state === "silent") {
-    said.push(`The server has written nothing for ${duration(age)}. ` +
-      `A round of twice the longest of the last ones takes ${duration(status.allowed)}.`);
+    said.push(`The server has written nothing for ${duration(age)}; ` +
+      `twice the longest of its last rounds is ${duration(status.allowed)}.`);
   }
   if (status.error !== null) said.push(`The server's app has ended: ${status.error}`);
   if (Object.keys(status.strangers).length) {
