@@ -183,7 +183,7 @@ PLAN = "plan --params 9 --workers 4 --link"
     [
         (
             "--codec sign",
-            "the first argument must be codecs, bench, plan, audit, report, fit or weights, got",
+            "the first argument must be codecs, bench, plan, audit, report, fit, weights or watch",
         ),
         ("plam --params 9", "got 'plam'; did you mean plan?"),
         ("plan", "jaxcomp plan: needs --workers and --link"),

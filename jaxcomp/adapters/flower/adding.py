@@ -77,7 +77,7 @@ class Adder:
             totals[turn], accepted, side = self._add(round_, centre, total, client, heard)
             if not accepted:
                 text = "its message decodes to NaN, Inf or larger elements than allowed"
-                round_.refuse(round_.nodes[client], "not finite", text)
+                round_.refuse(round_.nodes[client], client, "not finite", text)
                 continue
             given = (heard.answer.loss, float(heard.weight), heard.metrics, side, round_.number)
             taken[client] = Taken(*given)
@@ -129,6 +129,16 @@ def add(
     accepted &= jnp.all(jnp.stack([jnp.all(jnp.abs(x) <= largest) for x in leaves]))
     total = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), after, total)
     return total, accepted, block.update_side(method, plan, side, read, accepted)
+
+
+def step(
+    method: Method, key: Array, state: ServerState, total: Total, weights: np.ndarray
+) -> tuple[ServerState, bytes | None]:
+    """The server after the round, and its message: None if it sends the whole parameters."""
+    moves = server.moves(method, total)
+    sums = server.weights_of(method, weights)
+    state, payload = server.step(method, key, state, total, sums)
+    return state, message(method, state, payload, moves)
 
 
 def message(method: Method, state: ServerState, payload: Any, moves: bool) -> bytes | None:

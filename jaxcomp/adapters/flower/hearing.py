@@ -42,7 +42,7 @@ class Reader:
 
     def hear(self, run: bytes, round_: Round, reply: Any, now: int) -> None:
         """Reads one answer to the message of a round, in the round `now`."""
-        node = reply.metadata.src_node_id
+        node, asked = reply.metadata.src_node_id, round_.find_client(reply)
         try:
             client = round_.client_of(reply)
             secret = None if self.secrets is None else self.secrets(client)
@@ -50,9 +50,9 @@ class Reader:
             answer = records.read_answer(reply.content, *expected, run, secret)
             round_.heard[client] = self._read(run, round_, answer, reported, secret, now)
         except Refused as error:
-            round_.refuse(node, error.kind, error)
+            round_.refuse(node, asked, error.kind, error)
         except MessageError as error:
-            round_.refuse(node, "malformed", error)
+            round_.refuse(node, asked, "malformed", error)
 
     def _read(
         self,

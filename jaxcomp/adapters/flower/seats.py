@@ -89,6 +89,17 @@ class Seats:
         self._seen[list(found)] = call
         return found
 
+    @property
+    def nodes(self) -> dict[int, int]:
+        """The node of each client that has one, connected or not."""
+        return dict(self._nodes)
+
+    @property
+    def away(self) -> list[int]:
+        """The clients whose nodes were not connected in the last call of `seat`."""
+        call = self._seen.max(initial=_NOBODY)
+        return [n for n in sorted(self._nodes) if self._seen[n] < max(call, 0)]
+
     def wait_for(self, grid: Any, least: int) -> dict[int, int]:
         """`seat` for the nodes of a grid, once so many of them are clients."""
         while len(found := self.seat(nodes := list(grid.get_node_ids()))) < least:

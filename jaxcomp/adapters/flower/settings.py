@@ -7,6 +7,7 @@ import jax
 
 from jaxcomp import checks
 from jaxcomp.adapters.flower import raw, records
+from jaxcomp.adapters.flower.closing import Quorum
 from jaxcomp.adapters.flower.server_round import log
 from jaxcomp.federated.method import Method
 from jaxcomp.types import PyTree
@@ -61,8 +62,18 @@ def check_publisher(publisher: Publisher | None, shared: PyTree) -> None:
         )
 
 
-def check_secrets(secrets: Any, numbers: Any) -> None:
-    """Refuses secrets of nodes whose numbers are not known."""
+def check_rounds(method: Method, clients: int, least: Any, quorum: Quorum | None) -> None:
+    """Refuses rounds that would never begin, or a quorum that the method cannot have."""
+    checks.integer("min_available_nodes", least, 1, clients)
+    if quorum is not None:
+        checks.part("quorum", quorum, Quorum)
+        quorum.check(method)
+
+
+def check_clients(secrets: Any, numbers: Any, largest: float | None) -> None:
+    """Refuses secrets of nodes whose numbers are not known, and a limit that refuses all."""
+    if largest is not None:
+        checks.positive("largest", largest)
     if secrets is not None and numbers is None:
         raise ValueError(
             "`numbers` must be given with `secrets`: whose secret a node has follows from its "

@@ -22,6 +22,7 @@ from jaxcomp.adapters.flower import (
     raw,
     records,
     settings as settings_,
+    watching,
 )
 from jaxcomp.adapters.flower.closing import Quorum, Waiting
 from jaxcomp.adapters.flower.hearing import Reader
@@ -31,9 +32,9 @@ from jaxcomp.adapters.flower.published import Published
 from jaxcomp.adapters.flower.records import Instruction
 from jaxcomp.adapters.flower.seats import BEHIND, Seats
 from jaxcomp.adapters.flower.server_round import Round, Taken, log
-from jaxcomp.federated import checkpoint as checkpoint_, server, turns
+from jaxcomp.federated import checkpoint as checkpoint_, turns
 from jaxcomp.federated.method import Method
-from jaxcomp.federated.server import ServerState, Total
+from jaxcomp.federated.server import ServerState
 from jaxcomp.federated.simulation import Report, weights_of
 from jaxcomp.messages import message_limit
 from jaxcomp.numerics import noise
@@ -83,7 +84,8 @@ class CompressedFedAvg(extra.FedAvg):
         train_metrics_aggr_fn: as for `FedAvg`, for the metric records beside accepted messages;
             None for the weighted mean of each of their numbers. Its errors end `start`, after the
             round is counted.
-        checkpoint: a folder to which every round is saved, for `restore`; None for none.
+        checkpoint: a folder to which every round is saved, for `restore`, and in which
+            `jaxcomp watch` finds the rounds; None for none.
         **settings: of `flwr`'s `FedAvg`, such as `fraction_evaluate`, which is zero by default.
 
     Attributes:
@@ -123,14 +125,9 @@ class CompressedFedAvg(extra.FedAvg):
         extra.require()
         checks.part("method", method, Method)
         checks.integer("clients", clients, 1)
-        checks.integer("min_available_nodes", min_available_nodes, 1, clients)
-        if largest is not None:
-            checks.positive("largest", largest)
-        settings_.check_secrets(secrets, numbers)
+        settings_.check_rounds(method, clients, min_available_nodes, quorum)
+        settings_.check_clients(secrets, numbers, largest)
         settings_.check(method, clients, weighted_by_key, weight_of, settings)
-        if quorum is not None:
-            checks.part("quorum", quorum, Quorum)
-            quorum.check(method)
         settings = {"fraction_evaluate": 0.0, **settings}
         settings["weighted_by_key"] = weighted_by_key or metrics.EXAMPLES  # For evaluation, too.
         super().__init__(min_available_nodes=min_available_nodes, **settings)
@@ -152,6 +149,7 @@ class CompressedFedAvg(extra.FedAvg):
         self._checkpoints = folder
         self._seats = Seats(clients, numbers, lasting=method.uplink.feedback.facts.mirrors)
         rules = (self.weights, weighted_by_key, weight_of, secrets)
+        self._watch = watching.Watch(None if folder is None else folder.folder, self._seats)
         self._reader = Reader(self.method, likes, self._limit, self._seats, *rules)
         settings_.check_publisher(weights_to, self._state.shared)
         self._published = Published(weights_to)
@@ -205,7 +203,8 @@ class CompressedFedAvg(extra.FedAvg):
             self.save(new.folder)
         self._published.publish(self._state.params, int(self._state.round))
         configs = (train_config, evaluate_config, evaluate_fn)
-        with limits.limit_answers(grid, self._limit + limits.BESIDE):
+        watched = self._watch.training(int(self._state.round), num_rounds, self.clients)
+        with limits.limit_answers(grid, self._limit + limits.BESIDE), watched:
             given = grid if self._quorum is None else Waiting(grid, self._quorum, self.method.delay)
             return super().start(given, initial_arrays, num_rounds, timeout, *configs)
 
@@ -272,7 +271,7 @@ class CompressedFedAvg(extra.FedAvg):
         key = turns.key(self.method, self._like, self.key, number)
         cohort = self.method.sampling.among(key, self.clients, np.array(list(seated)))
         config["server-round"] = server_round
-        nodes, messages, down = {int(client): seated[int(client)] for client in cohort}, {}, 0
+        nodes, messages, sizes = {int(client): seated[int(client)] for client in cohort}, {}, {}
         whole = raw.write(self._centre())
         whole_array = records.array(whole, records.CENTRE)
         digest = raw.digest(self._centre())
@@ -291,14 +290,14 @@ class CompressedFedAvg(extra.FedAvg):
             messages[client] = extra.Message(
                 content=content, message_type="train", dst_node_id=node
             )
-            down += sum(map(len, parts))
-        self.down += down
+            sizes[client] = sum(map(len, parts))
         log.info("configure_train: round %d, %d of %d clients", number, len(nodes), len(seated))
         sent = {client: message.metadata for client, message in messages.items()}
         for former in self._former:  # An answer to what a client was asked before is of no use.
             former.waiting -= set(nodes)
         oldest = 0 if self._quorum is None else self._quorum.oldest
-        self._open = Round(number, key, nodes, sent, down, oldest)
+        self._open = Round(number, key, nodes, sent, sizes, oldest)
+        self.down += self._open.down
         return list(messages.values())
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
@@ -313,11 +312,12 @@ class CompressedFedAvg(extra.FedAvg):
             client = asked.find_client(reply)
             self._reader.hear(self._run, asked, reply, round_.number)
             asked.waiting -= {client}
-        heard = [one for each in rounds for one in each.heard.values()]
-        up = sum(len(one.answer.payload) for one in heard)
+        heard = [one.answer for each in rounds for one in each.heard.values()]
+        sizes = {answer.client: len(answer.payload) for answer in heard}
+        up = sum(sizes.values())
         turn = turns.of(self.method, self._like, round_.number)
         lane, total, taken, pending = self._adder.sum(self._state, rounds)
-        lane, message = self._step(round_, lane, total)
+        lane, message = adding.step(self.method, round_.key, lane, total, self.weights)
         # Nothing is kept of a round before it is complete: after an error it can be repeated.
         self._state = turns.join(self.method, self._state, turn, lane)
         self._adder.pending = pending
@@ -339,6 +339,7 @@ class CompressedFedAvg(extra.FedAvg):
         log.info("aggregate_train: %r", report)
         if self._checkpoints is not None:
             self.save(self._checkpoints.folder)
+        self._watch.write(report, (self.up, self.down), rounds, taken, sizes)
         return records.arrays_of(self.params), self._metrics(report, list(taken.values()))
 
     def _centre(self) -> Centre:
@@ -356,15 +357,6 @@ class CompressedFedAvg(extra.FedAvg):
         seed, accepted = np.asarray(self.key).tobytes(), int(self._seats.accepted[client])
         given = (number, client, base, accepted, seed, digest, self._since)
         return Instruction(self._run, *given, node.to_bytes(8, "little"), parts)
-
-    def _step(
-        self, round_: Round, state: ServerState, total: Total
-    ) -> tuple[ServerState, bytes | None]:
-        """The server after the round, and its message: None if it sends the whole parameters."""
-        moves = server.moves(self.method, total)
-        sums = server.weights_of(self.method, self.weights)
-        state, payload = server.step(self.method, round_.key, state, total, sums)
-        return state, adding.message(self.method, state, payload, moves)
 
     def _metrics(self, report: Report, taken: list[Taken]) -> Any:
         """The report, and beside it what the clients report."""
