@@ -119,12 +119,14 @@ class Memory(NamedTuple):
         dense: that of the leaves that are sent dense.
         codecs: the state of the codec of every batch.
         side: what it knows of the server's side information.
+        control: its control variate, the sum of what the server has accepted of it; `()` without.
     """
 
     feedback: PyTree
     dense: PyTree
     codecs: tuple[PyTree, ...]
     side: PyTree
+    control: PyTree = ()
 
 
 class Message(NamedTuple):
@@ -223,11 +225,19 @@ def message(
 
     return Message(
         TreePayload(own.payloads, tuple(whole)),
-        unless_broken(Memory(*kept(weight), codecs, side)),
-        unless_broken(Memory(*kept(0.0), memory.codecs, memory.side)),
+        unless_broken(Memory(*kept(weight), codecs, side, memory.control)),
+        unless_broken(Memory(*kept(0.0), memory.codecs, memory.side, memory.control)),
         sound,
         (own.sent, tuple(whole)),
     )
+
+
+def unsent(uplink: Uplink, plan: Layout, memory: Memory) -> PyTree:
+    """What past messages have left for the next one, as a tree; None without a residual."""
+    if not uplink.feedback.facts.keeps_unsent:
+        return None
+    main = uplink.feedback.unsent(memory.feedback)
+    return trees.assemble(plan, main, uplink.dense_feedback.unsent(memory.dense))
 
 
 def read(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxcomp import checks
 from jaxcomp.adapters.flower.server_round import log
+from jaxcomp.federated import faults
 from jaxcomp.federated.method import Method
 from jaxcomp_site import polling
 
@@ -30,47 +31,46 @@ class Quorum:
         oldest: the largest age of a message, in rounds; 0 refuses all late ones.
         patience: the seconds after which a client that was asked is asked anew: it has lost the
             message, or restarted. An answer to the old question is no longer used.
+        buffer: whether late messages count among the `messages` of a round, which takes no more of
+            them: the buffer of FedBuff. More wait for the next round, and their clients too.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for numbers out of range, or a buffer that refuses late messages.
 
     Example:
         >>> quorum = Quorum(messages=3, deadline=120.0)
 
     References:
         Xie, Koyejo and Gupta, `Asynchronous federated optimization
-        <https://arxiv.org/abs/1903.03934>`_ (FedAsync), 2019, for the polynomial factor.
+        <https://arxiv.org/abs/1903.03934>`_ (FedAsync), 2019, for the polynomial factor. Nguyen et
+        al., `Federated learning with buffered asynchronous aggregation
+        <https://arxiv.org/abs/2106.06639>`_ (FedBuff), 2022, for the buffer.
 
     Note:
-        The factor changes the weight in a mean, not the length of the server's step, as in the
-        `Simulation`. `jaxcomp.optimizers.delayed_nesterov` is the other published way.
+        The factor changes the weight in a mean, not the length of the server's step, unless the
+        method's `mean` is "messages" or "all". `jaxcomp.optimizers.delayed_nesterov` is another
+        published way.
     """
 
     messages: int
     deadline: float
     oldest: int = 4
     patience: float = 3600.0
+    buffer: bool = False
 
     def __post_init__(self):
         checks.integer("messages", self.messages, 1)
         checks.positive("deadline", self.deadline)
         checks.integer("oldest", self.oldest, 0)
         checks.number("patience", self.patience, self.deadline)
+        checks.flag("buffer", self.buffer)
+        if self.buffer and not self.oldest:
+            raise ValueError("`oldest` must be positive with a buffer, got 0")
 
     def check(self, method: Method) -> None:
         """Raises a `ValueError` for a method that late messages would break."""
-        if not self.oldest:
-            return
-        reason = None
-        if method.uplink.feedback.facts.mirrors:
-            reason = "a Shift, whose client has moved by the whole message"
-        elif method.uplink.guessed:
-            reason = "side information, which is that of the latest round"
-        elif method.fragments != 1:
-            reason = "fragments, of which a round adds up one"
-        elif not method.aggregate.streams:
-            reason = f"{method.aggregate!r}, which combines messages of one round"
-        if reason:
+        reason = faults.late_refusal(method)
+        if self.oldest and reason:
             raise ValueError(f"`oldest` must be 0 with {reason}, got {self.oldest}")
 
 
@@ -97,6 +97,7 @@ class Waiting:
         self._grid, self._quorum = grid, quorum
         self._asked: dict[str, _Asked] = {}
         self._pulled: set[str] = set()
+        self._waiting: list[Any] = []  # Answers that a full buffer left for the next round.
         self._came: queue.SimpleQueue[tuple[str, list[Any]]] = queue.SimpleQueue()
         self._trains = False
         self._pace = polling.Pace()
@@ -115,7 +116,8 @@ class Waiting:
             if now - asked.at > self._quorum.patience:
                 log.warning("\t> node %d has not answered, and is asked anew", asked.node)
                 del self._asked[message]
-        return {asked.node for asked in self._asked.values()}
+        waiting = {answer.metadata.src_node_id for answer in self._waiting}
+        return waiting | {asked.node for asked in self._asked.values()}
 
     def send_and_receive(
         self, messages: Iterable[Any], *, timeout: float | None = None
@@ -131,20 +133,24 @@ class Waiting:
             if message:  # Empty for a node that is unknown by now.
                 self._asked[message] = _Asked(sent.metadata.dst_node_id, begin)
         limit = self._quorum.deadline if timeout is None else min(self._quorum.deadline, timeout)
-        answers: list[Any] = []
+        answers, self._waiting = self._waiting, []
         while not self._is_closed(ids, answers) and (waited := time.monotonic() - begin) < limit:
             self._pull()
             found = self._new(min(self._pace.pause(waited), limit - waited))
             if found and not answers:
                 self._pace.came(time.monotonic() - begin)
             answers += found
+        if self._quorum.buffer:
+            answers, self._waiting = _fill(self._quorum.messages, answers)
         return answers
 
     def _is_closed(self, ids: list[str], answers: list[Any]) -> bool:
         """Whether the quorum is there, or nobody is left to answer."""
+        sent = {a.metadata.reply_to_message_id for a in answers if not a.has_error()}
+        if self._quorum.buffer:
+            return len(sent) >= self._quorum.messages or not self._asked
         if not ids:
             return bool(answers) or not self._asked
-        sent = {a.metadata.reply_to_message_id for a in answers if not a.has_error()}
         every = not any(message in self._asked for message in ids)
         return every or len(sent.intersection(ids)) >= self._quorum.messages
 
@@ -181,6 +187,16 @@ class Waiting:
             if found and self._asked.pop(message, None) is not None:
                 answers += found
         return answers
+
+
+def _fill(size: int, answers: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The first answers with so many messages, and the others."""
+    sent = 0
+    for place, answer in enumerate(answers):
+        if sent == size:
+            return answers[:place], answers[place:]
+        sent += not answer.has_error()
+    return answers, []
 
 
 def free(grid: Any, seated: Mapping[int, int]) -> dict[int, int]:
