@@ -131,9 +131,7 @@ class LocalSteps:
     ) -> tuple[PyTree, PyTree, Array]:
         """`update` with steps along `g − cᵢ + c`."""
         start, common = params
-        optimizer = control_.correct(
-            self.optimizer, jax.tree.map(jnp.subtract, common, variate)
-        )
+        optimizer = control_.correct(self.optimizer, jax.tree.map(jnp.subtract, common, variate))
         work = dataclasses.replace(
             self, optimizer=optimizer, keep=True, offsets=True, control=False
         )

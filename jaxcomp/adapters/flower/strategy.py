@@ -52,8 +52,8 @@ class CompressedFedAvg(extra.FedAvg):
     is the simulation's draw. A node becomes a client when it is first seen, with the lowest free
     number, and keeps its number while it is away. If no number is free, a new node gets that of the
     node that has been away longest, and begins with a new memory; not with a `Shift` or control
-    variates, for which it has to wait. A client gets the messages that it missed, or the whole parameters if these are
-    fewer bytes.
+    variates, for which it has to wait. A client gets the messages that it missed, or the whole
+    parameters if these are fewer bytes.
 
     Args:
         method: the method. Its `sampling` says how many clients take part, where `FedAvg` has
