@@ -63,7 +63,7 @@ def trained(control: bool, params: PyTree) -> PyTree:
 def correct(
     optimizer: optax.GradientTransformation, correction: PyTree
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer that adds a correction to each gradient, and the sum of the gradients.
+    """An optimizer that adds a correction to each gradient, and sums the gradients.
 
     Its state is `(state, sum)`, which begins with that of the optimizer and zeros.
     """

@@ -95,7 +95,7 @@ class Weights(NamedTuple):
 
     drawn: Array
     whole: Array
-    each: Array
+    each: Array | float = 1.0
 
 
 def weights_of(method: Method, weights: np.ndarray) -> Weights:

@@ -233,7 +233,7 @@ def message(
 
 
 def unsent(uplink: Uplink, plan: Layout, memory: Memory) -> PyTree:
-    """What past messages have left for the next one, as a tree; None without a residual."""
+    """The rest of past messages, which the next one sends, as a tree; None without a residual."""
     if not uplink.feedback.facts.keeps_unsent:
         return None
     main = uplink.feedback.unsent(memory.feedback)

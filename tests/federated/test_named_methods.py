@@ -67,11 +67,24 @@ def test_with_a_compressed_downlink_the_rest_is_in_the_server_s_residual():
     assert np.any(owed["w"])
 
 
+@pytest.mark.full
 def test_a_lost_message_moves_no_variate():
     sim = named.simulated("scaffold", rounds=1, faults=federated.Faults(lost=1.0))
     of_all = variates(sim), sim.params.control
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(of_all))
     assert_close(dict(sim.params.params), named.start(), 0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["scaffold", "fedbuff"])
+def test_named_methods_have_the_same_bits_over_a_mesh(name):
+    mesh = jax.make_mesh((2,), ("clients",), devices=jax.devices()[:2])
+    alone, spread = (
+        named.simulated(name, given=compressed(name), chunk=2, mesh=one) for one in (None, mesh)
+    )
+    assert digest(spread.params) == digest(alone.params)
+    if name == "scaffold":
+        assert digest(variates(spread)) == digest(variates(alone))
 
 
 SCALES = np.array([0.2, 1.0, 2.0, 4.0], np.float32)[:, None]
@@ -107,7 +120,7 @@ def test_variates_remove_the_drift_of_clients_that_differ_also_where_messages_ar
     assert found < 1e-3
 
 
-@pytest.mark.core("scaffold")
+@pytest.mark.full
 @pytest.mark.parametrize("name", named.NAMES)
 def test_parameters_in_bfloat16_stay_and_memories_are_in_float32(name):
     begin = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), named.start())
@@ -166,6 +179,7 @@ def test_what_late_clients_gave_is_what_the_server_got_and_residuals_hold(tmp_pa
     assert digest(again.params) == digest(sim.params)
 
 
+@pytest.mark.full
 def test_a_round_that_failed_begins_again_with_the_same_clients():
     def data(numbers, round):
         if failing and round == 2:
@@ -197,6 +211,7 @@ def test_the_proximal_term_pulls_to_where_this_round_began():
     assert not np.any(sent)  # Without a gradient, nothing moves it away from there.
 
 
+@pytest.mark.core("yogi")
 @pytest.mark.parametrize("rule", ["adagrad", "adam", "yogi"])
 def test_adaptive_rules_are_the_paper_s(rule):
     """Gradients that shrink, which Yogi and Adam follow at different speeds."""
