@@ -197,6 +197,7 @@ def test_a_round_that_failed_begins_again_with_the_same_clients():
     assert digest(sim.params) == digest(whole.params)
 
 
+@pytest.mark.full
 def test_the_proximal_term_pulls_to_where_this_round_began():
     """Also where the optimizer's state stays with the client."""
     loss, ones = lambda w, x: jnp.sum(0 * w * x), jnp.ones(4)
@@ -211,7 +212,7 @@ def test_the_proximal_term_pulls_to_where_this_round_began():
     assert not np.any(sent)  # Without a gradient, nothing moves it away from there.
 
 
-@pytest.mark.core("yogi")
+@pytest.mark.full
 @pytest.mark.parametrize("rule", ["adagrad", "adam", "yogi"])
 def test_adaptive_rules_are_the_paper_s(rule):
     """Gradients that shrink, which Yogi and Adam follow at different speeds."""
