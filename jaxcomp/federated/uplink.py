@@ -221,12 +221,13 @@ def message(
     sound = guarding.all_finite((stacks, dense))
 
     def unless_broken(new: Memory) -> Memory:
+        new = new._replace(control=memory.control)  # Its client moves it, once it is accepted.
         return jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, memory)
 
     return Message(
         TreePayload(own.payloads, tuple(whole)),
-        unless_broken(Memory(*kept(weight), codecs, side, memory.control)),
-        unless_broken(Memory(*kept(0.0), memory.codecs, memory.side, memory.control)),
+        unless_broken(Memory(*kept(weight), codecs, side)),
+        unless_broken(Memory(*kept(0.0), memory.codecs, memory.side)),
         sound,
         (own.sent, tuple(whole)),
     )
