@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxcomp.backend import xla
 from jaxcomp.exchange.guarding import cast_like
-from jaxcomp.numerics import addition
+from jaxcomp.numerics import addition, exact
 from jaxcomp.types import Array, PyTree
 
 
@@ -89,11 +90,16 @@ def change(variate: PyTree, total: PyTree, steps: Array) -> PyTree:
         total: the sum of the round's gradients.
         steps: their number.
     """
-    return jax.tree.map(
-        lambda c, s: jnp.where(steps > 0, c - s / jnp.maximum(steps, 1).astype(s.dtype), 0),
-        variate,
-        total,
-    )
+    # Whether a quotient is a product with a rounded reciprocal, and whether that is fused with the
+    # difference, would depend on the program.
+    taken = jnp.maximum(steps, 1)
+    part = exact.reciprocal(taken.astype(jnp.float32))
+
+    def one(c: Array, s: Array) -> Array:
+        mean = s / taken if s.dtype == jnp.float64 else xla.block_fma(s * part)
+        return jnp.where(steps > 0, c - mean, 0)
+
+    return jax.tree.map(one, variate, total)
 
 
 def without_unsent(update: ControlledParams, unsent: PyTree) -> ControlledParams:
@@ -115,7 +121,9 @@ def move(variate: PyTree, sent: ControlledParams, weight: Array) -> PyTree:
         sent: the message as the server decodes it.
         weight: how much of the client's weight the message has.
     """
-    return jax.tree.map(lambda c, s: c - weight.astype(c.dtype) * s, variate, sent.control)
+    return jax.tree.map(
+        lambda c, s: c - xla.block_fma(weight.astype(c.dtype) * s), variate, sent.control
+    )
 
 
 def server_update(

@@ -6,6 +6,7 @@ import jax
 import optax
 
 from jaxcomp import checks
+from jaxcomp.backend import xla
 from jaxcomp.base import Codec
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.sampling import participants_of
@@ -59,7 +60,8 @@ def proximal(mu: float) -> optax.GradientTransformationExtraArgs:
 
         def pull(g: Any, at: Any, begin: Any) -> Any:
             wide = addition.wide(g.dtype)
-            return (g.astype(wide) + mu * (at.astype(wide) - begin.astype(wide))).astype(g.dtype)
+            pulled = xla.block_fma(mu * (at.astype(wide) - begin.astype(wide)))
+            return (g.astype(wide) + pulled).astype(g.dtype)
 
         return jax.tree.map(pull, updates, params, start), state
 
