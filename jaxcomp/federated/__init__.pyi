@@ -6,6 +6,15 @@ from jaxcomp.federated.between_sites import (
     streaming_diloco as streaming_diloco,
     tokens_squared_per_step as tokens_squared_per_step,
 )
+from jaxcomp.federated.control import (
+    ControlledParams as ControlledParams,
+    add_control as add_control,
+)
+from jaxcomp.federated.drift import (
+    fedprox as fedprox,
+    proximal as proximal,
+    scaffold as scaffold,
+)
 from jaxcomp.federated.faults import Faults as Faults
 from jaxcomp.federated.latent import Latent as Latent
 from jaxcomp.federated.method import Method as Method
@@ -30,6 +39,11 @@ from jaxcomp.federated.sampling import (
     Exactly as Exactly,
     Independently as Independently,
     Sampling as Sampling,
+)
+from jaxcomp.federated.server_steps import (
+    fedadam as fedadam,
+    fedbuff as fedbuff,
+    fedyogi as fedyogi,
 )
 from jaxcomp.federated.side import NoSide as NoSide, Side as Side
 from jaxcomp.federated.sides import (

@@ -144,12 +144,14 @@ class Memory(NamedTuple):
         dense: that of the leaves that are sent dense.
         codecs: the state of the codec of every batch.
         side: what it knows of the server's side information.
+        control: its control variate, the sum of what the server has accepted of it; `()` without.
     """
 
     feedback: PyTree
     dense: PyTree
     codecs: tuple[PyTree, ...]
     side: PyTree
+    control: PyTree = ()
 
 
 class Message(NamedTuple):
@@ -244,6 +246,7 @@ def message(
     sound = guarding.all_finite((stacks, dense))
 
     def unless_broken(new: Memory) -> Memory:
+        new = new._replace(control=memory.control)  # Its client moves it, once it is accepted.
         return jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, memory)
 
     return Message(
@@ -253,6 +256,14 @@ def message(
         sound,
         (own.sent, tuple(whole)),
     )
+
+
+def unsent(uplink: Uplink, plan: Layout, memory: Memory) -> PyTree:
+    """The rest of past messages, which the next one sends, as a tree; None without a residual."""
+    if not uplink.feedback.facts.keeps_unsent:
+        return None
+    main = uplink.feedback.unsent(memory.feedback)
+    return trees.assemble(plan, main, uplink.dense_feedback.unsent(memory.dense))
 
 
 def read(

@@ -142,6 +142,11 @@ def compress_mod(
             f"and {method.mix}; use client_app or Site"
         )
     whole = raw.like(like)
+    if method.work.control:
+        raise ValueError(
+            "`method` must have no control variates behind compress_mod, whose app's steps they "
+            "would have to correct, got LocalSteps(control=True); use client_app or Site"
+        )
     method = integers.apart(method, whole)
     work = _in_context(work_of(method, integers.as_floats(whole), secret), memory)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jaxcomp import checks
 from jaxcomp.adapters.flower.grace import Arrivals
 from jaxcomp.adapters.flower.server_round import log
+from jaxcomp.federated import faults
 from jaxcomp.federated.method import Method
 from jaxcomp_site import polling
 
@@ -38,9 +39,11 @@ class Quorum:
             have answered are then idle for at most `grace` times the seconds for which the next one
             would be, which otherwise waits for the end of the next round. A client is expected to
             take as long as the last time. 0 never waits; 1 makes the fewest seconds idle.
+        buffer: whether late messages count among the `messages` of a round, which takes no more of
+            them: the buffer of FedBuff. More wait for the next round, and their clients too.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for numbers out of range, or a buffer that refuses late messages.
 
     Example:
         >>> quorum = Quorum(messages=3, deadline=120.0)
@@ -50,11 +53,14 @@ class Quorum:
         <https://arxiv.org/abs/1903.03934>`_ (FedAsync), 2019, for the polynomial factor; Douillard
         et al., `Decoupled DiLoCo for resilient distributed pre-training
         <https://arxiv.org/abs/2604.21428>`_, 2026, for the adaptive grace after a quorum, whose
-        rule could not be read: this one is ours.
+        rule could not be read: this one is ours; Nguyen et al., `Federated learning with buffered
+        asynchronous aggregation <https://arxiv.org/abs/2106.06639>`_ (FedBuff), 2022, for the
+        buffer.
 
     Note:
-        The factor changes the weight in a mean, not the length of the server's step, as in the
-        `Simulation`. `jaxcomp.optimizers.delayed_nesterov` is the other published way.
+        The factor changes the weight in a mean, not the length of the server's step, unless the
+        method's `mean` is "messages" or "all". `jaxcomp.optimizers.delayed_nesterov` is another
+        published way.
     """
 
     messages: int
@@ -62,6 +68,7 @@ class Quorum:
     oldest: int = 4
     patience: float = 3600.0
     grace: float = 0.0
+    buffer: bool = False
 
     def __post_init__(self):
         checks.integer("messages", self.messages, 1)
@@ -69,19 +76,19 @@ class Quorum:
         checks.integer("oldest", self.oldest, 0)
         checks.number("patience", self.patience, self.deadline)
         checks.number("grace", self.grace, 0.0)
+        checks.flag("buffer", self.buffer)
+        if self.buffer and not self.oldest:
+            raise ValueError("`oldest` must be positive with a buffer, got 0")
+        if self.buffer and self.grace:
+            raise ValueError(
+                "`grace` must be 0 with a buffer, which takes no more messages than its own, got "
+                f"{self.grace}"
+            )
 
     def check(self, method: Method) -> None:
         """Raises a `ValueError` for a method that late messages would break."""
-        if not self.oldest:
-            return
-        reason = None
-        if method.uplink.feedback.facts.mirrors and method.staleness:
-            reason = "a Shift, whose client has moved by the whole message, unless staleness=0"
-        elif method.uplink.guessed and method.uplink.side.of_round:
-            reason = f"{method.uplink.side!r}, which knows the guesses of the latest round only"
-        elif not method.aggregate.streams:
-            reason = f"{method.aggregate!r}, which combines messages of one round"
-        if reason:
+        reason = faults.late_refusal(method)
+        if self.oldest and reason:
             raise ValueError(f"`oldest` must be 0 with {reason}, got {self.oldest}")
 
 
@@ -110,6 +117,7 @@ class Waiting:
         self._arrivals = Arrivals(quorum.grace)
         self._asked: dict[str, _Asked] = {}
         self._pulled: set[str] = set()
+        self._waiting: list[Any] = []  # Answers that a full buffer left for the next round.
         self._came: queue.SimpleQueue[tuple[str, list[Any]]] = queue.SimpleQueue()
         self._trains = False
         self._pace = polling.Pace()
@@ -129,7 +137,8 @@ class Waiting:
                 log.warning("\t> node %d has not answered, and is asked anew", asked.node)
                 del self._asked[message]
                 self._arrivals.give_up(asked.node)
-        return {asked.node for asked in self._asked.values()}
+        waiting = {answer.metadata.src_node_id for answer in self._waiting}
+        return waiting | {asked.node for asked in self._asked.values()}
 
     def send_and_receive(
         self, messages: Iterable[Any], *, timeout: float | None = None
@@ -147,20 +156,24 @@ class Waiting:
                 self._asked[message] = _Asked(sent.metadata.dst_node_id, begin)
                 self._arrivals.ask(sent.metadata.dst_node_id, begin)
         limit = self._quorum.deadline if timeout is None else min(self._quorum.deadline, timeout)
-        answers: list[Any] = []
+        answers, self._waiting = self._waiting, []
         while not self._is_closed(ids, answers) and (waited := time.monotonic() - begin) < limit:
             self._pull()
             found = self._new(min(self._pace.pause(waited), limit - waited))
             if found and not answers:
                 self._pace.came(time.monotonic() - begin)
             answers += found
+        if self._quorum.buffer:
+            answers, self._waiting = _fill(self._quorum.messages, answers)
         return answers
 
     def _is_closed(self, ids: list[str], answers: list[Any]) -> bool:
         """Whether the quorum is there and no more is worth waiting for, or nobody is left."""
+        sent = {a.metadata.reply_to_message_id for a in answers if not a.has_error()}
+        if self._quorum.buffer:
+            return len(sent) >= self._quorum.messages or not self._asked
         if not ids:
             return bool(answers) or not self._asked
-        sent = {a.metadata.reply_to_message_id for a in answers if not a.has_error()}
         every = not any(message in self._asked for message in ids)
         enough = len(sent.intersection(ids)) >= self._quorum.messages
         return every or (enough and not self._arrivals.pays(time.monotonic()))
@@ -210,6 +223,16 @@ class Waiting:
             if isinstance(steps, int) and isinstance(seconds, float) and steps > 0:
                 works = self._delay * seconds / steps
         self._arrivals.came(node, time.monotonic(), sent=bool(sent), works=works)
+
+
+def _fill(size: int, answers: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The first answers with so many messages, and the others."""
+    sent = 0
+    for place, answer in enumerate(answers):
+        if sent == size:
+            return answers[:place], answers[place:]
+        sent += not answer.has_error()
+    return answers, []
 
 
 def free(grid: Any, seated: Mapping[int, int]) -> dict[int, int]:

@@ -70,9 +70,9 @@ class Reader:
         accepted = int(self.seats.accepted[client])
         if answer.upon not in (accepted, -1):
             raise Refused("wrong memory", f"its memory is of round {answer.upon}, not {accepted}")
-        if answer.upon != accepted and self.method.uplink.feedback.facts.mirrors:
+        if answer.upon != accepted and self.method.mirrors:
             raise Refused(
-                "memory lost", "its memory is gone, and with it what the mirror knows of it"
+                "memory lost", "its memory is gone, and with it what the server's mean has of it"
             )
         age = -(-(now - round_.number) // len(self.likes))  # In rounds of its fragment.
         if answer.status != "sent" or age > round_.oldest:
@@ -85,7 +85,8 @@ class Reader:
             weight = metrics.weight(reported, self.weighted_by, weight)
         if self.weight_of is not None:
             weight = metrics.weight_by(reported, self.weight_of, weight)
-        weight = weight * np.float32(faults.stale(np.array([age]), self.method.staleness)[0])
+        # The simulation multiplies in float64, too.
+        weight = np.float32(weight * faults.stale(np.array([age]), self.method.staleness)[0])
         of_message = records.secret_of(secret, run, round_.number, client)
         policy = self.method.uplink.policy
         # Finiteness is checked where the message is added, with the round's own key.

@@ -43,10 +43,11 @@ def check(
                 f"{weight_of!r} and {weighted_by_key!r}"
             )
     for name, given in (("weighted_by_key", weighted_by_key), ("weight_of", weight_of)):
-        if given is not None and method.mean == "all":
+        if given is not None and (method.mean in ("all", "messages") or method.work.control):
+            over = "control variates" if method.work.control else f'a mean over "{method.mean}"'
             raise ValueError(
-                f'`{name}` must be None with a mean over "all", which is divided by the expected '
-                f"weight of all clients before any of them reports, got {given!r}; give `weights`"
+                f"`{name}` must be None with {over}, which needs the weights of all clients before "
+                f"any of them reports, got {given!r}; give `weights`"
             )
 
 

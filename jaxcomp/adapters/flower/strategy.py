@@ -53,9 +53,9 @@ class CompressedFedAvg(extra.FedAvg):
     A round draws its clients from the connected nodes that are clients; if all are connected, that
     is the simulation's draw. A node becomes a client when it is first seen, with the lowest free
     number, and keeps its number while it is away. If no number is free, a new node gets that of the
-    node that has been away longest, and begins with a new memory; not with a `Shift`, for which it
-    has to wait. A client gets the messages that it missed, or the whole parameters if these are
-    fewer bytes.
+    node that has been away longest, and begins with a new memory; not with a `Shift` or control
+    variates, for which it has to wait. A client gets the messages that it missed, or the whole
+    parameters if these are fewer bytes.
 
     Args:
         method: the method. Its `sampling` says how many clients take part, where `FedAvg` has
@@ -147,7 +147,7 @@ class CompressedFedAvg(extra.FedAvg):
         self._secrets, self._quorum = secrets, quorum
         folder = None if checkpoint is None else checkpoint_.folder_of(checkpoint, "checkpoint")
         self._checkpoints = folder
-        self._seats = Seats(clients, numbers, lasting=method.uplink.feedback.facts.mirrors)
+        self._seats = Seats(clients, numbers, lasting=method.mirrors)
         rules = (self.weights, weighted_by_key, weight_of, secrets)
         self._watch = watching.Watch(None if folder is None else folder.folder, self._seats)
         self._reader = Reader(self.method, likes, self._limit, self._seats, *rules)
