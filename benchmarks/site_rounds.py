@@ -89,9 +89,10 @@ def trained(
     """
     shutil.rmtree(folder, ignore_errors=True)
     begin = time.monotonic()
-    first = config.pop("first", range(SITES))
+    sites = settings.pop("sites", SITES)
+    first = config.pop("first", range(sites))
     config = {"patience": max(PATIENCE, 1.5 * config["deadline"]), **config}
-    with Network(folder, config, SITES, link, **settings) as net:
+    with Network(folder, config, sites, link, **settings) as net:
         net.start_server()
         net.join(*first)
 
