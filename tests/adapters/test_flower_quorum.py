@@ -24,7 +24,7 @@ pytest.importorskip("flwr")
 from flwr.app import Error, Message
 
 from jaxcomp.adapters import flower
-from jaxcomp.adapters.flower import closing, raw, records
+from jaxcomp.adapters.flower import closing, raw, records, settings
 from jaxcomp.federated import block
 from jaxcomp_site import polling
 
@@ -450,3 +450,14 @@ def test_late_messages_are_decoded_with_what_the_client_has_sent_before():
         flower.Quorum(3, 60.0).check(
             dataclasses.replace(method, up=federated.Uplink(codec, federated.LastMean()))
         )
+
+
+def test_a_method_that_would_lose_refused_messages_warns(monkeypatch, caplog):
+    monkeypatch.setattr(settings.log, "propagate", True)
+    quorum = flower.Quorum(3, 60.0)
+    with caplog.at_level("WARNING", "flwr"):
+        strategy_of(METHOD, quorum=quorum)
+        strategy_of(dataclasses.replace(METHOD, up=jaxcomp.Policy(None)))
+        assert "is lost" not in caplog.text
+        strategy_of(dataclasses.replace(METHOD, up=jaxcomp.Policy(None)), quorum=quorum)
+    assert "a message that is late or refused is lost: NoFeedback()" in caplog.text

@@ -69,6 +69,13 @@ def check_rounds(method: Method, clients: int, least: Any, quorum: Quorum | None
     if quorum is not None:
         checks.part("quorum", quorum, Quorum)
         quorum.check(method)
+        facts = method.uplink.feedback.facts
+        if not (facts.keeps_unsent or facts.mirrors):
+            log.warning(
+                "a message that is late or refused is lost: %r keeps nothing of it; "
+                "jaxcomp.Link(codec, jaxcomp.Residual()) does",
+                method.uplink.feedback,
+            )
 
 
 def check_clients(secrets: Any, numbers: Any, largest: float | None) -> None:
