@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 
 from jaxcomp import checks
 from jaxcomp.adapters.flower import client, extra, files, placing, published, raw
+from jaxcomp.adapters.flower.counts import Counts, since_accepted
 from jaxcomp.adapters.flower.placing import Placed
 from jaxcomp.adapters.flower.records import Instruction
 from jaxcomp.federated import block, turns
@@ -62,8 +63,10 @@ class Site:
         folder: the site's own folder, which the SuperNode names with `--node-config
             'site="folder"'`.
         secret: the client's own secret, 16 to 64 bytes; None for none.
-        metrics: `metrics(number, steps)` gives what the site reports, beside the number of its
-            "steps" and the "seconds" that they took, such as `{"tokens": 8192 * steps}`.
+        metrics: `metrics(number, steps)` gives what the site reports of a round, beside the number
+            of its "steps" and the "seconds" that they took, such as `{"tokens": 8192 * steps}`.
+            Where a residual keeps what was refused, these three are reported since the last
+            accepted message.
         weights: reads the parameters where the server publishes them (`weights_to` of
             `CompressedFedAvg`) when the site joins or returns; None to get them by message.
         placed: where the arrays of a site of several devices are, which may be those of several
@@ -137,12 +140,13 @@ class Site:
 
     def answer(self, content: bytes) -> bytes:
         """The answer to a message, once it is in the checkpoint; an error leaves all as before."""
-        before = self.taken, self._left, self._ahead
+        before = self.taken, self._counts, self._left, self._ahead
         state = extra.RecordDict(dict(self._state.items()))
 
         def work() -> Any:
             found = self._work(unpacked(content), state, self._run)
-            state[_SITE] = extra.ConfigRecord({"taken": self.taken})
+            counts = {} if self._counts is None else {"counts": self._counts.write()}
+            state[_SITE] = extra.ConfigRecord({"taken": self.taken, **counts})
             if jax.process_index() == 0:
                 files.write(self._memory, state)
             return found
@@ -150,7 +154,7 @@ class Site:
         try:
             found = _on_all_processes(work)
         except Exception as error:
-            self.taken, self._left, self._ahead = before
+            self.taken, self._counts, self._left, self._ahead = before
             self.refused[type(error).__name__] += 1
             raise
         self._state = state
@@ -171,8 +175,11 @@ class Site:
     def _take(self, state: Any) -> None:
         """Goes on from this state."""
         self._state, self.taken = state, 0
+        self._counts: Counts | None = None
         if _SITE in state:
-            self.taken = int(state[_SITE]["taken"])
+            kept = state[_SITE]
+            self.taken = int(kept["taken"])
+            self._counts = Counts.read(kept["counts"]) if "counts" in kept else None
 
     def _run(self, known: Known, given: Instruction, own: Own) -> client.Worked:
         """The steps of a round."""
@@ -195,6 +202,8 @@ class Site:
         numbers = {"steps": steps, "seconds": time.monotonic() - start}
         if self._metrics is not None:
             numbers |= self._metrics(given.client, steps)
+        if self._method.uplink.feedback.facts.keeps_unsent:
+            numbers, self._counts = since_accepted(self._counts, given, numbers)
         reported = {"metrics": extra.MetricRecord(numbers)}
         return client.Worked(sent, inner, float(loss), reported)
 
