@@ -1,4 +1,4 @@
-"""What a site has done since its last accepted message, of which its next message has a part."""
+"""The work of a site since its last accepted message, of which its next message has a part."""
 
 import json
 from collections.abc import Mapping
