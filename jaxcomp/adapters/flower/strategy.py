@@ -272,8 +272,7 @@ class CompressedFedAvg(extra.FedAvg):
         cohort = self.method.sampling.among(key, self.clients, np.array(list(seated)))
         config["server-round"] = server_round
         nodes, messages, sizes = {int(client): seated[int(client)] for client in cohort}, {}, {}
-        whole = raw.write(self._centre())
-        whole_array = records.array(whole, records.CENTRE)
+        whole_array: Any = None  # Most rounds have nobody who needs it.
         digest = raw.digest(self._centre())
         for client, node in nodes.items():
             has = int(self._seats.has[client])
@@ -281,7 +280,9 @@ class CompressedFedAvg(extra.FedAvg):
             if parts is None:
                 published = self._published.round == number and has != BEHIND
                 base = records.PUBLISHED if published else records.WHOLE
-                parts = () if published else (whole,)
+                if not published and whole_array is None:
+                    whole_array = records.array(raw.write(self._centre()), records.CENTRE)
+                parts = () if published else (whole_array.data,)
             given = self._instruction(number, client, node, base, digest, parts)
             secret = None if self._secrets is None else self._secrets(client)
             array = whole_array if base == records.WHOLE else None
