@@ -27,9 +27,6 @@ def between_sites() -> Iterator[tuple[str, bool]]:
         best = max(ways[fixed] for fixed in "234")
         ratio = ways["2, grace 1"] / best
         yield f"{speeds}: with grace {ratio:.2f} of the best fixed quorum, above 1", ratio > 1
-    sizes = reporting.read(folder / "sizes" / "sizes.json")["sizes"]
-    large = max(one["peaks"]["node0"] for one in sizes.values())
-    yield f"a node takes {large / 1e6:.0f} MB at most, at most 600", large <= 600e6
     kills = reporting.read(folder / "kills.json")["kills"]
     number = sum(kills["killed"].values())
     yield f"{number} failures, at least 100", number >= 100

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import reporting
 
-from jaxcomp.adapters.flower.grace import Arrivals
+from jaxcomp.adapters.flower.grace import Grace
 from jaxcomp.federated import faults
 
 SPEEDS = {
@@ -54,7 +54,7 @@ class Working(NamedTuple):
 def replay(speeds: tuple[float, ...], way: tuple[int, float], seed: int, hours: float) -> Any:
     """Messages an hour, by age, of one run of so many hours."""
     (quorum, grace), draws = way, [np.random.default_rng([seed, n]) for n in range(len(speeds))]
-    arrivals, works = Arrivals(grace), dict[int, Working]()
+    arrivals, works = Grace(grace), dict[int, Working]()
     now, number, idle, ages = 0.0, 0, 0.0, []
     while now < 3600 * hours:
         arrivals.begin(now)

@@ -11,13 +11,13 @@ from flwr.app import MetricRecord, RecordDict
 
 from jaxcomp.adapters import flower
 from jaxcomp.adapters.flower import closing, extra, grace
-from jaxcomp.adapters.flower.grace import Arrivals
+from jaxcomp.adapters.flower.grace import Grace
 from jaxcomp_site import polling
 
 
 def after_a_round(factor, *seconds):
-    """Arrivals of a second round, in which nobody has answered; in the first, all have."""
-    arrivals = Arrivals(factor)
+    """Grace of a second round, in which nobody has answered; in the first, all have."""
+    arrivals = Grace(factor)
     arrivals.begin(0.0)
     for node, took in enumerate(seconds):
         arrivals.ask(node, 0.0)

@@ -1,8 +1,10 @@
 """Rounds that end at a quorum or a deadline: late messages, and where every update is."""
 
 import dataclasses
+import itertools
 import threading
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -135,8 +137,11 @@ def test_too_late_messages_are_refused_by_name_and_stay_in_the_residual():
     check_balance(strategy, grid)
 
 
-def test_a_site_that_never_answers_is_asked_anew_after_the_patience():
-    start = time.monotonic()
+def test_a_site_that_never_answers_is_asked_anew_after_the_patience(monkeypatch):
+    start, ticks = time.monotonic(), itertools.count()
+    # A clock that a busy machine does not hasten: each look takes a hundredth of a second.
+    clock = types.SimpleNamespace(monotonic=lambda: next(ticks) / 100)
+    monkeypatch.setattr(closing, "time", clock)
     strategy, grid = trained(
         lambda round, node: None if (round, node) == (0, 101) else round,
         8,
@@ -146,8 +151,8 @@ def test_a_site_that_never_answers_is_asked_anew_after_the_patience():
     )
     rounds = [round for round, node in grid.told if node == 101]
     assert rounds[0] == 0
-    assert 1 <= rounds[1] <= 6  # A busy machine may take the patience in one round.
-    assert time.monotonic() - start < 30
+    assert 2 <= rounds[1] <= 6
+    assert time.monotonic() - start < 5
     check_balance(strategy, grid)
 
 
@@ -406,7 +411,7 @@ def test_late_fragments_that_wait_for_their_round_are_in_the_checkpoint(tmp_path
 
 
 def test_late_messages_of_a_shift_move_shift_and_mirror_alike():
-    """In whole numbers: the mirror is the mean of what all sites have shifted by."""
+    """The mirror is the mean of what all sites have shifted by."""
     link = jaxcomp.Link(
         jaxcomp.Policy(jaxcomp.random_k(fraction=0.25), min_size=0, min_ndim=1), jaxcomp.Shift(0.5)
     )

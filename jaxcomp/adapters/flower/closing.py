@@ -8,7 +8,7 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 from jaxcomp import checks
-from jaxcomp.adapters.flower.grace import Arrivals
+from jaxcomp.adapters.flower.grace import Grace
 from jaxcomp.adapters.flower.server_round import log
 from jaxcomp.federated import faults
 from jaxcomp.federated.method import Method
@@ -38,7 +38,7 @@ class Quorum:
         grace: how long a round that has its `messages` waits for one more: as long as those that
             have answered are then idle for at most `grace` times the seconds for which the next one
             would be, which otherwise waits for the end of the next round. A client is expected to
-            take as long as the last time. 0 never waits; 1 makes the fewest seconds idle.
+            take as long as the last time. 0 never waits; 1 counts the seconds of both alike.
         buffer: whether late messages count among the `messages` of a round, which takes no more of
             them: the buffer of FedBuff. More wait for the next round, and their clients too.
 
@@ -114,7 +114,7 @@ class Waiting:
 
     def __init__(self, grid: Any, quorum: Quorum, delay: int = 0):
         self._grid, self._quorum, self._delay = grid, quorum, delay
-        self._arrivals = Arrivals(quorum.grace)
+        self._arrivals = Grace(quorum.grace)
         self._asked: dict[str, _Asked] = {}
         self._pulled: set[str] = set()
         self._waiting: list[Any] = []  # Answers that a full buffer left for the next round.

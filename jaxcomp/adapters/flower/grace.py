@@ -13,7 +13,7 @@ class _Expected(NamedTuple):
     due: float
 
 
-class Arrivals:
+class Grace:
     """When nodes answer, and what waiting for the next one costs.
 
     A node that is expected at `t` and for which the round waits makes those that have answered idle
