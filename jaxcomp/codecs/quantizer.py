@@ -20,7 +20,7 @@ from jaxcomp.numerics.segments import Segments
 from jaxcomp.quantize import bounds, fits, rounding as rounding_, totals
 from jaxcomp.quantize.levels import FRACTION, Levels, MidRise, Uniform
 from jaxcomp.quantize.rounding import Rounding, Subtractive
-from jaxcomp.quantize.scales import MaxAbs, MeanAbs, Scale
+from jaxcomp.quantize.scales import Fixed, MaxAbs, MeanAbs, Scale
 from jaxcomp.quantize.steps import Derived, Exact, Steps
 from jaxcomp.quantize.totals import Rows
 from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
@@ -118,7 +118,8 @@ class Quantizer(
             return isinstance(self.scale, MeanAbs) and not self.shared and self.fit is None
         if isinstance(self.levels, MidRise) or self.fit:
             return False  # Elements much smaller than the scale grow to its lowest level.
-        return not self.rounding.unbiased and isinstance(self.scale, MaxAbs) and not self.shared
+        nearest = not self.rounding.unbiased and not self.shared
+        return nearest and isinstance(self.scale, MaxAbs | Fixed)
 
     @functools.cached_property
     def facts(self) -> Facts:
@@ -136,6 +137,7 @@ class Quantizer(
             bits_per_element=self._claim,
             mixed=fitted if self.fit == "unbiased" else 0,
             span=self.levels.span,
+            homogeneous=not isinstance(self.scale, Fixed),
             worst=1 / self.levels.magnitude if exact else None,
             agrees=self.shared,
             clips=limits and not covers and not self.shared,
