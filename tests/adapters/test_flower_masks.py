@@ -1,6 +1,8 @@
 """Under Flower's own masks, the sum of integers is the clear one, and nothing of them is lost."""
 
 import copy
+import io
+import re
 import types
 
 import jax
@@ -8,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers.nodes import CLIENTS, Grid, identity, sha  # noqa: F401
+from helpers.nodes import CLIENTS, Grid, context_of, identity, sha  # noqa: F401
+from helpers.paths import ROOT
 
 import jaxcomp
 from jaxcomp import federated
@@ -69,12 +72,13 @@ class Nodes(Grid):
 
     Attributes:
         given: the words of each node in each round.
+        masked: the words that Flower's mod sends.
     """
 
     run = types.SimpleNamespace(run_id=1)
 
     def __init__(self, give=update, clients=CLIENTS, mods=(secaggplus_mod,), method=METHOD, **like):
-        self.given, self.give = {}, give
+        self.given, self.give, self.masked = {}, give, []
         inner = flower.masked_mod(method, like.get("like", params()), clients)
 
         def make(node):
@@ -88,13 +92,24 @@ class Nodes(Grid):
             def train(context):
                 return Trainer(node, lambda *who: self.give(*who)).to_client()
 
-            return lambda: ClientApp(client_fn=train, mods=[*mods, spy, inner])
+            app = ClientApp(client_fn=train, mods=[*mods, spy, inner])
+
+            def answer(message, context):
+                try:
+                    return app(message, context)
+                except KeyError as error:  # Of Flower's mod, without a client's shares.
+                    raise ValueError(str(error)) from error
+
+            return lambda: answer
 
         super().__init__({100 + number: make(100 + number) for number in range(CLIENTS)})
 
     def send_and_receive(self, messages, *, timeout=None):
         # Flower gives one record to all nodes, from which each takes what it has read.
-        return super().send_and_receive(list(map(copy.deepcopy, messages)), timeout=timeout)
+        replies = super().send_and_receive(list(map(copy.deepcopy, messages)), timeout=timeout)
+        held = [r.content["secaggplus_configs"] for r in replies if r.has_content()]
+        self.masked += [one["masked_params"] for one in held if "masked_params" in one]
+        return replies
 
 
 class Listening(flower.MaskedFedAvg):
@@ -129,6 +144,12 @@ def test_the_masked_sum_is_the_clear_one_and_the_parameters_are_the_simulations(
         clear = sum(grid.given[number, 100 + i] for i in range(CLIENTS))
         np.testing.assert_array_equal(np.rint(strategy.sums[number]), clear)
         assert np.any(clear != 0)
+    size = len(grid.given[0, 100])
+    assert len(grid.masked) == rounds * CLIENTS
+    for _, words in grid.masked:
+        found = np.load(io.BytesIO(words))  # In eight bytes a word, which all look alike.
+        assert (found.shape, found.dtype) == ((size,), np.int64)
+        assert found.max() > 2**31 > np.abs(list(grid.given.values())).max()
 
     def data(numbers, number):
         each = [update(100 + int(n), number) for n in numbers]
@@ -140,18 +161,18 @@ def test_the_masked_sum_is_the_clear_one_and_the_parameters_are_the_simulations(
     assert sha(strategy.state) == sha(sim.state)
 
 
-def lose(grid, node, stage):
-    """Loses a node's answer of the stage in which its messages have this record."""
-
-    def spoil(replies):
-        kept = []
-        for reply in replies:
-            held = reply.content["secaggplus_configs"] if reply.has_content() else {}
-            if not (reply.metadata.src_node_id in node and stage in held):
-                kept.append(reply)
-        return kept
-
-    grid.spoil = spoil
+def is_lost(reply):
+    """Whether the answer to a stage of a round, by its record, does not arrive."""
+    number, node = int(reply.metadata.group_id) - 1, reply.metadata.src_node_id
+    held = reply.content["secaggplus_configs"] if reply.has_content() else {}
+    return (
+        # It has shared its keys: the others take its masks out of the sum.
+        (number == 1 and node == 101 and "masked_params" in held)
+        # Too few shares are left to unmask the round.
+        or (number == 2 and node > 101 and "shares" in held)
+        # Gone before it has shared its keys, it ends the round: Flower asks for its shares.
+        or (number == 3 and node == 101 and "pk1" in held)
+    )
 
 
 def test_nothing_is_lost_when_clients_drop_out_and_rounds_fail():
@@ -165,27 +186,9 @@ def test_nothing_is_lost_when_clients_drop_out_and_rounds_fail():
         return gave[-1]
 
     grid, strategy = Nodes(give), strategy_of()
-    lose(grid, {101}, "masked_params")  # It has shared its keys: the others take its masks out.
-
-    def spoil_by_round(replies, dropped=grid.spoil):
-        number = max((n for n, _ in grid.given), default=0)
-        if number == 1:
-            return dropped(replies)
-        if number == 2:  # Too few shares: nobody can unmask this round.
-            return [
-                r
-                for r in replies
-                if not (
-                    r.has_content()
-                    and "shares" in r.content["secaggplus_configs"]
-                    and r.metadata.src_node_id > 101
-                )
-            ]
-        return replies
-
-    grid.spoil = spoil_by_round
+    grid.spoil = lambda replies: [reply for reply in replies if not is_lost(reply)]
     train(grid, strategy, 20)
-    assert set(strategy.sums) == set(range(20)) - {2}
+    assert set(strategy.sums) == set(range(20)) - {2, 3}
     alive = [n for n in range(CLIENTS) if n != 1]
     clear = sum(grid.given[1, 100 + n] for n in alive)
     np.testing.assert_array_equal(np.rint(strategy.sums[1]), clear)
@@ -197,7 +200,7 @@ def test_nothing_is_lost_when_clients_drop_out_and_rounds_fail():
     whole = jax.tree.map(lambda *each: sum(each), *gave)
     expected = np.concatenate([np.ravel(x) for x in jax.tree.leaves(whole)])
     np.testing.assert_array_equal(arrived, -expected)  # What is sent is `start - end`.
-    assert len(gave) == 4 * CLIENTS
+    assert len(gave) == 4 * CLIENTS - 1
 
 
 def test_odd_leaves_and_extreme_updates():
@@ -313,6 +316,27 @@ def zero_message(strategy):
 def test_a_method_that_needs_more_than_the_sum_is_refused(given, says):
     with pytest.raises(ValueError, match=says):
         strategy_of(method(**given))
+
+
+@pytest.mark.full
+def test_the_page_trains_and_accounts(capsys):
+    """`docs/privacy.md`: a task, a client and a server under masks; and noise with its epsilon."""
+    pytest.importorskip("dp_accounting")
+    page = re.sub(r"from \.task .*", "", (ROOT / "docs" / "privacy.md").read_text())
+    *masks, noise = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    names: dict = {}
+    exec(masks[0] + masks[1], names)
+    app = names["app"]
+    exec(masks[2], names)
+    grid = Nodes()
+    grid.apps = {node: lambda: app for node in grid.apps}
+    names["main"](grid, context_of(1))
+    moved = names["strategy"].params
+    assert float(moved["w"].min()) == float(moved["w"].max()) == pytest.approx(0.875)
+    exec(noise, names)
+    assert re.search(
+        r"epsilon \d+\.\d\d for a client that is added or removed", capsys.readouterr().out
+    )
 
 
 def test_a_step_is_a_power_of_two():

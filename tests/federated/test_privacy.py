@@ -15,7 +15,7 @@ import jaxcomp
 from jaxcomp import federated
 from jaxcomp.aggregates import ClippedMean
 
-pytest.importorskip("dp_accounting")
+dp_accounting = pytest.importorskip("dp_accounting")
 
 METHOD = federated.Method(
     federated.LocalSteps(lambda w, x: jnp.sum((w - x) ** 2), optax.sgd(0.1)),
@@ -51,6 +51,15 @@ def test_without_a_draw_it_is_the_closed_form_of_the_gaussian_mechanism(
 ):
     found = account(sampling, 50, noise=noise, rounds=rounds, delta=delta)
     assert found.epsilon == pytest.approx(gaussian(math.sqrt(rounds) / noise, delta), rel=1e-6)
+
+
+def test_the_accountants_have_other_units_for_a_replaced_client():
+    """`docs/privacy.md` warns of it: a multiplier of one is `C` for one, and `2C` for the other."""
+    event, relation = dp_accounting.GaussianDpEvent(4.0), dp_accounting.NeighboringRelation
+    doubled = dp_accounting.pld.PLDAccountant(relation.REPLACE_ONE).compose(event)
+    assert doubled.get_epsilon(1e-5) == pytest.approx(gaussian(2 / 4.0, 1e-5), rel=1e-3)
+    plain = dp_accounting.rdp.RdpAccountant(neighboring_relation=relation.REPLACE_ONE)
+    assert plain.compose(event).get_epsilon(1e-5) < gaussian(2 / 4.0, 1e-5)
 
 
 def test_a_draw_has_the_published_examples():
