@@ -125,10 +125,9 @@ class Quantizer(
     def facts(self) -> Facts:
         """A step fitted "unbiased" is one for elements that were rotated together.
 
-        Signs, and ternary levels at a mean of the largest elements, have no range beyond which
-        elements are clipped.
+        Signs, and ternary levels at a mean of the largest elements, have no range and clip nothing.
         """
-        limits = self.bits >= 2 or self.rounding.unbiased
+        limits = self.bits >= 2 or self.rounding.unbiased or isinstance(self.scale, Fixed)
         plain = isinstance(self.levels, Uniform) and isinstance(self.scale, MaxAbs)
         exact = plain and isinstance(self.steps, Exact) and not self.fit and not self.shared
         covers = self.scale.covers and self.steps.covers
@@ -159,8 +158,7 @@ class Quantizer(
     def variance_bound(self, size: int, peak: float | None = None) -> float | None:
         """The smallest known `ω` with `E‖x̂ − x‖² ≤ ω‖x‖²` for every bucket of `size` elements.
 
-        None if the codec is biased or no bound is known. A `peak` gives another bound with the
-        largest magnitude as the scale.
+        None if it is biased or no bound is known. A `peak` gives one with the scale `MaxAbs()`.
         """
         if not self.unbiased or self.block:
             return None
