@@ -84,25 +84,25 @@ def account_privacy(
     checks.share("delta", delta)
     _check(method)
     norm: float = method.aggregate.norm  # pyright: ignore[reportAttributeAccessIssue]
-    sampling, expected = method.sampling, method.sampling.expected(clients)
-    poisson = isinstance(sampling, Independently) and sampling.p < 1
-    most = (1 if isinstance(sampling, Independently) else 2) * norm / expected
-    relation = "added or removed" if isinstance(sampling, Independently) else "replaced"
+    expected = method.sampling.expected(clients)
+    alone = isinstance(method.sampling, Independently)
+    most = (1 if alone else 2) * norm / expected
     dp = _accounting()
     if noise == 0:
         epsilon = math.inf
-    elif poisson:
-        event = dp.PoissonSampledDpEvent(sampling.p, dp.GaussianDpEvent(noise))
+    elif alone and expected < clients:
+        event = dp.PoissonSampledDpEvent(expected / clients, dp.GaussianDpEvent(noise))
         epsilon = _spent(dp.pld.PLDAccountant(), event, rounds, delta)
     elif expected < clients:
         # Its REPLACE_ONE takes a noise multiplier in units of `s`, not of the norm.
-        event = dp.SampledWithoutReplacementDpEvent(clients, sampling.r, dp.GaussianDpEvent(noise))
+        gaussian = dp.GaussianDpEvent(noise)
+        event = dp.SampledWithoutReplacementDpEvent(clients, int(expected), gaussian)
         replaced = dp.NeighboringRelation.REPLACE_ONE
         accountant = dp.rdp.RdpAccountant(neighboring_relation=replaced)
         epsilon = _spent(accountant, event, rounds, delta)
     else:
         epsilon = dp.get_epsilon_gaussian(noise / math.sqrt(rounds), delta)
-    return Privacy(float(epsilon), noise * most, relation)
+    return Privacy(float(epsilon), noise * most, "added or removed" if alone else "replaced")
 
 
 def _spent(accountant: Any, event: Any, rounds: int, delta: float) -> float:
