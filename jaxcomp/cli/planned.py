@@ -1,6 +1,7 @@
 """`jaxcomp plan`: a forecast for a model, a number of workers and a link."""
 
 import argparse
+import functools
 import json
 from typing import Any
 
@@ -261,5 +262,13 @@ def _clock(args: argparse.Namespace) -> kept.Clock:
 
     if args.device_bandwidth is None:
         return here
-    own = 8 / timing.copy(elements)  # Bytes a second, reads plus writes.
-    return lambda way: here(way).faster(args.device_bandwidth / own)
+    exact = args.exact or args.elements or args.repeats
+
+    def there(way: Any) -> timing.Measured:
+        known = None if exact else kept.scaled(way, args.device_bandwidth)
+        # A copy reads and writes four bytes an element.
+        own = 8 / copy(elements) if known is None else 0.0
+        return known or here(way).faster(args.device_bandwidth / own)
+
+    copy = functools.cache(timing.copy)
+    return there

@@ -71,7 +71,19 @@ def of_table(way: Any) -> Measured:
     Args:
         way: one of those that default plans compare.
     """
-    return Measured(**(_table()["times"][name_of(way)] | {"machine": _table()["machine"]}))
+    own = {"machine": _table()["machine"], "spread": 0.0}
+    return Measured(**(_table()["times"][name_of(way)] | own))
+
+
+def scaled(way: Any, bandwidth: float) -> Measured | None:
+    """The table's times of a link or reducer on a device with this memory bandwidth.
+
+    None for codecs that are not in the table, or were timed on this machine before.
+    """
+    name = name_of(way)
+    if name not in _table()["times"] or _own(name) is not None:
+        return None
+    return of_table(way).faster(bandwidth * _table()["copy"] / 8)
 
 
 def needs_timing(way: Any) -> bool:

@@ -294,8 +294,9 @@ class Comparison:
             )
         if self.conditions.machine:
             found.append(
-                f"Work: by times of {self.conditions.machine}, scaled by the time of a copy on "
-                "this machine. --exact, or clock=jaxcomp.planning.measure, times the codecs here."
+                f"Work: by times of {self.conditions.machine}, scaled by memory bandwidth: that of "
+                "--device-bandwidth, or of a copy on this machine. --exact, or "
+                "clock=jaxcomp.planning.measure, times the codecs here."
             )
         if len(self.conditions.workers) > 1:
             own = "host" if self.conditions.link_per == "host" else "device"
