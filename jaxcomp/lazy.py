@@ -48,7 +48,7 @@ _PAPERS = {
 
 
 def _instead(package: str, name: str) -> str:
-    """What a name may mean: a method under another name, or a public name of another package."""
+    """A suggestion for a name: a method under another name, or a name of another package."""
     root = package.partition(".")[0]
     plain = name.lower().replace("_", "")
     if name.startswith("_") or root != "jaxcomp":
