@@ -192,9 +192,7 @@ def free(book: dict[str, Any]) -> str:
 def starred(cells: list[dict[str, Any]], names: tuple[str, ...]) -> str:
     """What the stars of rows from other environments mean."""
     found = [cell["methods"][name] for cell in cells for name in names if name in cell["methods"]]
-    return (
-        "* measured later, in other runs." if any(map(_elsewhere, found)) else ""
-    )
+    return "* measured later, in other runs." if any(map(_elsewhere, found)) else ""
 
 
 def _elsewhere(method: dict[str, Any]) -> bool:

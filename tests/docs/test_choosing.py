@@ -19,7 +19,8 @@ ROWS = re.findall(r"^\| (.+?) \| (.+?) \| \[(\d+)\]\(#the-plans\): (.+) \|$", PA
 def plans():
     """The commands below the table, in order."""
     (block,) = re.findall(r"### The plans\n\n```bash\n(.+?)```", PAGE, re.DOTALL)
-    return block.replace("\\\n", "").strip().splitlines()
+    lines = block.replace("\\\n", "").strip().splitlines()
+    return [line for line in lines if not line.startswith("#")]
 
 
 def test_every_situation_has_a_line_and_a_plan():
