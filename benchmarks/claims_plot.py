@@ -2,14 +2,13 @@
 
 import pathlib
 import re
-import textwrap
 from collections import Counter
 from typing import Any
 
 import numpy as np
 import reporting  # noqa: F401  It makes the examples importable.
 from claims import page
-from claims.claim import FAILS, HOLDS, PART, Judged
+from claims.claim import FAILS, HOLDS, PART, WHYS, Judged
 from matplotlib.lines import Line2D
 
 # isort: split
@@ -23,15 +22,18 @@ LEFT, RIGHT = 0.02, 50.0
 
 def plot(path: pathlib.Path) -> None:
     """The margin of each claim, and the colour and the mark of its verdict."""
+    found_ = {c.name: page.judged(c) for _, claims in page.measured() for c in claims}
     families = [
-        (heading, [page.judged(claim) for claim in claims]) for heading, claims in page.measured()
+        (heading, [found_[claim.name] for claim in claims]) for heading, claims in page.measured()
     ]
-    counts = Counter(one.verdict for _, found in families for one in found)
+    counts = Counter(one.verdict for one in found_.values())
+    whys = page.reasons(found_)
+    below = "; ".join(f"{why}: {whys[word]}" for word, why in WHYS.items())
     figure, ((axes,),) = pictures.page(
         f"{counts[HOLDS]} of {counts.total()} published claims hold here, and {counts[PART]} hold "
         "in part",
         "A mark is a claim: the number measured here over the number that the criterion asks for. "
-        "At the left edge: criteria without a number.",
+        f"At the left edge: criteria without a number. Why the others do not hold: {below}.",
         height=0.9 + 0.2 * len(families),
     )
     for row, (_, found) in enumerate(families):
@@ -62,4 +64,4 @@ def marks(axes: Any, row: float, found: list[Judged]) -> None:
 
 def short(heading: str) -> str:
     """The heading of a family up to its first comma or colon."""
-    return textwrap.shorten(re.split("[,:]", heading)[0], 46, placeholder=" …")
+    return re.split("[,:]", heading)[0]

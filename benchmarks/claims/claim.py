@@ -13,6 +13,15 @@ HOLDS, PART, FAILS, CANNOT = VERDICTS = (
     "cannot be tried here",
 )
 
+WHYS = {
+    "premise": "a premise of the paper is absent here",
+    "size": "our run is too small, too short or too noisy",
+    "tuning": "our settings are not the best ones",
+    "false": "the claim is false in our setting",
+    "ours": "a part of the method is not built, or weak",
+}
+"""Why a claim is below "holds": one word of these for each."""
+
 
 class Judged(NamedTuple):
     """What a judge makes of measured numbers.
@@ -87,6 +96,7 @@ class Claim:
             were before the measurement; empty if they were written beside it.
         former: how the setting of the committed result differs, where `run` has another one that
             was not measured yet.
+        why: the word of `WHYS` for a verdict below "holds"; empty above.
         judge: a pure function of the results' numbers: the key "numbers" of what `run` returns, or
             the whole file of `results`.
         run: measures and returns {"numbers": plain data}; shows its progress with rich.
@@ -104,6 +114,7 @@ class Claim:
     setting: str
     judge: Judge
     criterion: str = ""
+    why: str = ""
     fixed: str = ""
     former: str = ""
     run: Callable[[], dict[str, Any]] | None = None
@@ -125,6 +136,10 @@ class Claim:
             raise ValueError(
                 f"`criterion` of {self.name} must have at most {LONGEST} characters, got "
                 f"{len(self.criterion)}"
+            )
+        if self.why and self.why not in WHYS:
+            raise ValueError(
+                f"`why` of {self.name} must be one of {', '.join(WHYS)}, got {self.why!r}"
             )
         if self.fixed and self.former:
             raise ValueError(f"{self.name} must have `fixed` or `former`, got both")

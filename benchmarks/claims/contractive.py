@@ -297,6 +297,7 @@ CLAIMS = (
         judge=_marina_judged,
         criterion="to each target that one of the two reaches, fewer bits than DIANA, with all "
         "three kinds of steps",
+        why="false",
         run=_marina,
         minutes=1,
         note="Steps of *authors* are those of the code that belongs to the paper, with the largest "

@@ -154,6 +154,7 @@ CLAIMS = (
         "steps of the median run.",
         judge=_slow_links,
         criterion="median seconds of dense D-PSGD less than half of those of the dense all-reduce",
+        why="premise",
         results="network/gossip-train.json",
         command="sudo .venv/bin/python benchmarks/network/run.py --only gossip-train --processes 8 "
         "--rates 25mbit --shape ring --repeats 5 --steps 80 --target 4.2",
@@ -174,6 +175,7 @@ CLAIMS = (
         judge=_slow_links,
         criterion="median seconds of dense D-PSGD less than half of those of the fastest dense "
         "all-reduce, with merged leaves",
+        why="premise",
         fixed=DELAYS_FIXED,
         results="network/delayed/gossip-train.json",
         command="sudo .venv/bin/python benchmarks/network/run.py --only gossip-train --processes 8 "
@@ -212,6 +214,7 @@ CLAIMS = (
         judge=_dcd,
         criterion="at both steps and with each link, error at most 1.1 times that of D-PSGD "
         "with dense links at 0.05",
+        why="tuning",
         results=GOSSIP,
         command=COMMAND,
         note="At 0.05 it diverges with dense links too, so compression is not the reason: it mixes "
@@ -254,6 +257,7 @@ CLAIMS = (
         judge=_without_all_reduce,
         criterion="dense links: at least 10 times fewer bits than D-PSGD, and error at most "
         "1.1 times its",
+        why="premise",
         results=GOSSIP,
         command=COMMAND,
         note="The paper compares with DiLoCo on language models.",

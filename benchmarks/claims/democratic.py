@@ -337,6 +337,7 @@ CLAIMS = (
         judge=_thresholds_judged,
         criterion="democratic thresholds at most 1 bit apart; at d = 512 those of both codes "
         "below the scalar one's",
+        why="false",
         run=_thresholds,
         minutes=4,
         note="The scalar quantiser needs more bits in more dimensions where the gradient has heavy "
@@ -373,6 +374,7 @@ CLAIMS = (
         judge=_sparsifiers_judged,
         criterion="error alone more than 1.2 times that embedded, for each of four "
         "sparsifiers on both vectors",
+        why="premise",
         run=_sparsifiers,
         minutes=0.5,
         note="Outside its assumptions: here the whole vector is embedded, and then sparsified, "
@@ -391,6 +393,7 @@ CLAIMS = (
         judge=_values_judged,
         criterion="error alone more than 1.2 times that embedded, for both codes, both kinds of "
         "kept values, bits and vectors",
+        why="false",
         fixed=INSIDE,
         run=_values,
         minutes=0.3,

@@ -302,6 +302,7 @@ CLAIMS = (
         judge=_wyner_ziv,
         criterion="in all four cases less than half of the squared error of the best "
         "without side information",
+        why="false",
         results=METHODS,
         command=f"{PART} guesses",
         note="Medians of five draws of the problem. The last messages are stale where gradients "

@@ -130,6 +130,7 @@ CLAIMS = (
         judge=_judged,
         criterion="kept: 0, 1, ½ (bfloat16) or 2 gradients, to a hundredth; temporaries at most 2 "
         "gradients, for each method",
+        why="ours",
         fixed=SEEDS_FIXED,
         run=_measure,
         minutes=1,

@@ -129,6 +129,7 @@ CLAIMS = (
         judge=_judged,
         criterion="at least 100 times fewer bits than 32-bit links, at a gap of at most 1.1 times "
         "theirs after as many steps",
+        why="false",
         fixed=PAIRED,
         run=_run,
         minutes=6,

@@ -192,6 +192,7 @@ CLAIMS = (
         "each, on a seed of its own, the mean model of all workers, five seeds.",
         judge=_against_diloco,
         criterion="NoLoCo better than DiLoCo, each at its best outer rate and momentum",
+        why="size",
         fixed=PAIRED,
         run=_noloco,
         minutes=9,

@@ -88,6 +88,7 @@ CLAIMS = (
         judge=_judged,
         criterion="LARS or LAMB ×16 as good as SGD ×1, both dense; four bits as good as "
         "dense in all 6 cases",
+        why="size",
         fixed=PAIRED,
         run=_train,
         minutes=5,

@@ -110,6 +110,7 @@ CLAIMS = (
         "workers, SGD with momentum, the best of five rates each, twenty seeds.",
         judge=_powersgd_judged,
         criterion="rank 2 as good as dense on both networks",
+        why="size",
         fixed=PAIRED,
         run=_train_powersgd,
         minutes=5,

@@ -121,6 +121,7 @@ CLAIMS = (
         setting=f"{_CNN}; {WARM:,} steps of warm-up, ten times 1/(1 − β₂).",
         judge=_adam_judged("1-bit Adam", 4.0),
         criterion="as good as Adam with at least 4 times fewer bits",
+        why="tuning",
         fixed=LARGER_FIXED,
         run=_train_adam,
         minutes=25,
@@ -139,6 +140,7 @@ CLAIMS = (
         judge=lambda found: _adam_judged("0/1 Adam", 26.0)(found["numbers"]),
         criterion="as good as Adam with at least 26 times fewer bits, for one of the "
         "three numbers of local steps",
+        why="tuning",
         fixed=LARGER_FIXED,
         results="reproductions/one-bit-adam.json",
         command="make reproduce CLAIM=one-bit-adam",

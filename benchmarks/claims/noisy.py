@@ -322,6 +322,7 @@ CLAIMS = (
         judge=_neolithic_judged,
         criterion="error both ways at most that of one way after 1,000 and after 10,000 "
         "steps on all three losses",
+        why="tuning",
         results="convergence/methods.json",
         command="python benchmarks/methods.py",
         note="On least squares NEOLITHIC stops in a neighbourhood, since workers disagree; before "

@@ -9,7 +9,7 @@ from typing import Any
 import reporting
 
 from claims import registry, scores
-from claims.claim import CANNOT, HOLDS, LONGEST, VERDICTS, Claim, Judged
+from claims.claim import CANNOT, HOLDS, LONGEST, VERDICTS, WHYS, Claim, Judged
 
 INTRODUCTION = """\
 # Reproductions
@@ -24,6 +24,8 @@ of it is, or if it needs a condition that the paper does not name. It *does not 
 measured the opposite or no effect: our models are small, so this does not refute a paper. It
 *cannot be tried here* if it needs data, models or devices that do not come with the library; the
 row says which.
+
+{whys}
 
 **Criteria.** The criterion is the rule by which a program computes the verdict from the committed
 numbers; nobody writes a verdict by hand. "before" says that criterion and program were committed
@@ -99,7 +101,7 @@ def text(results: pathlib.Path = reporting.RESULTS) -> str:
     counts = Counter(one.verdict for one in found.values())
     total = ", ".join(f"{counts[verdict]} *{verdict}*" for verdict in VERDICTS)
     margins = " or ".join(f"{margin:g} {unit}" for unit, margin in scores.MARGINS.items())
-    parts = [INTRODUCTION.format(margins=margins)]
+    parts = [INTRODUCTION.format(margins=margins, whys=_whys(found))]
     parts += [f"**All {len(found)} claims:** {total}.\n", PICTURE]
     if later:
         names_ = ", ".join(f"`{name}`" for name in later)
@@ -112,6 +114,18 @@ def text(results: pathlib.Path = reporting.RESULTS) -> str:
         parts.append(f"## Details: {heading}\n")
         parts.extend(_details(claim, found[claim.name], results) for claim in claims)
     return "\n".join(parts)
+
+
+def reasons(found: dict[str, Judged]) -> Counter[str]:
+    """How many of the rows below "holds" have each word of `WHYS`."""
+    every = registry.every()
+    return Counter(every[name].why for name, one in found.items() if one.verdict != HOLDS)
+
+
+def _whys(found: dict[str, Judged]) -> str:
+    counts = reasons(found)
+    told = ", ".join(f"*{word}* ({means}; {counts[word]} rows)" for word, means in WHYS.items())
+    return textwrap.fill(f"**Why.** Each row below *holds* says why in one word: {told}.", 100)
 
 
 def failing(found: dict[str, Judged]) -> list[str]:
@@ -161,7 +175,7 @@ def _table(heading: str, claims: tuple[Claim, ...], found: dict[str, Judged]) ->
             _cell(one.words),
             _cell(claim.criterion or "–"),
             fixed if claim.tried else "–",
-            one.verdict,
+            one.verdict + (f": {claim.why}" if claim.why else ""),
         )
         rows.append(f"| {' | '.join(cells)} |")
     head = [

@@ -178,6 +178,7 @@ CLAIMS = (
         judge=_fewer,
         criterion="in the median patch of every seed more than 100 times fewer bytes by gaps and "
         "values at 1e-6 and at 3e-6",
+        why="size",
         fixed=PATCHES_FIXED,
         results="reproductions/pulse-sparsity.json",
         command="make reproduce CLAIM=pulse-sparsity",

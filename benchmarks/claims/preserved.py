@@ -140,6 +140,7 @@ CLAIMS = (
         "as published and with QSGD on the way down.",
         judge=lambda found: _dear_judged(found["numbers"]),
         criterion="floors of Artemis and both DOREs at least 1.5 times DIANA's, at its best rate",
+        why="false",
         results="reproductions/mcm-down-compression.json",
         command="make reproduce CLAIM=mcm-down-compression",
         note="DORE has error feedback on the way down, which MCM's paper does not count.",
@@ -155,6 +156,7 @@ CLAIMS = (
         judge=_rand_mcm_judged,
         criterion="at the largest rate with MCM < 10 DIANA: Rand-MCM's excess at most half of "
         "MCM's, which is above 0",
+        why="false",
         run=_rand_mcm,
         minutes=0.5,
     ),

@@ -154,6 +154,7 @@ CLAIMS = (
         setting=_SETTING,
         judge=_clip_judged,
         criterion="clipped as good as dense, and better than not clipped",
+        why="ours",
         fixed=PAIRED,
         run=_train,
         minutes=6,

@@ -330,6 +330,7 @@ CLAIMS = (
         "the bits of a message times 1 + its squared error, by which steps grow.",
         judge=_traded_judged,
         criterion="bits × (1 + error) from n to n log₂ n for every law and number of levels",
+        why="ours",
         fixed=INSIDE,
         run=_traded,
         minutes=0.5,

@@ -264,6 +264,7 @@ CLAIMS = (
         judge=_half_judged,
         criterion="on both networks, from rounds of 8: as good as QSGD with at most half of its "
         "bits",
+        why="size",
         fixed=SEEDS_FIXED,
         run=_half,
         minutes=6,

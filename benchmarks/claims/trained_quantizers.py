@@ -208,6 +208,7 @@ CLAIMS = (
         judge=_nuqsgd_judged,
         criterion="on both networks as good as QSGDinf, and a higher median accuracy or "
         "lower loss than QSGD",
+        why="size",
         fixed=PAIRED,
         run=_nuqsgd,
         minutes=5,
@@ -223,6 +224,7 @@ CLAIMS = (
         "gradients of steps 0, 50 and 150 by our coder.",
         judge=_elias_judged,
         criterion="QSGD and QSGDinf as good as dense on both networks",
+        why="false",
         fixed=PAIRED,
         run=_elias,
         minutes=6,
@@ -239,6 +241,7 @@ CLAIMS = (
         judge=_natural_judged,
         criterion="9 and 8 bits as good as dense on both networks, with at least 3 times "
         "fewer bytes",
+        why="size",
         fixed=PAIRED,
         run=_natural,
         minutes=3,

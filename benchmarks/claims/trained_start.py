@@ -144,6 +144,7 @@ CLAIMS = (
         judge=_judged("DiLoCo, 4 bits", 500),
         criterion="median loss ratio at most 1 % above synchronous, seed by seed, with at least "
         "500 times fewer bytes",
+        why="size",
         fixed=LARGER_FIXED,
         run=_train,
         minutes=20,
@@ -161,6 +162,7 @@ CLAIMS = (
         judge=lambda found: _judged("streaming DiLoCo, 4 bits", 100)(found["numbers"]),
         criterion="median loss ratio at most 1 % above synchronous, seed by seed, with at least "
         "100 times fewer bytes",
+        why="size",
         fixed=LARGER_FIXED,
         results="reproductions/diloco-trained-start.json",
         command="make reproduce CLAIM=diloco-trained-start",

@@ -155,6 +155,7 @@ CLAIMS = (
         judge=_judged,
         criterion="at 1e-6 and 3e-6, each seed: 10 times fewer bytes, loss at most 0.5 % above, "
         "90 % of DiLoCo's gain",
+        why="size",
         fixed=VISIBLE_FIXED,
         run=_train,
         minutes=9,

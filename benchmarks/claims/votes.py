@@ -271,6 +271,7 @@ CLAIMS = (
         judge=lambda found: _resists(found["numbers"], "majority of all"),
         criterion="in each seed at most 3 points lost by 5 and by 10 hostile of 31, where the "
         "plain mean loses 10 and more",
+        why="premise",
         fixed=VOTES,
         results="reproductions/fedvote-hostile.json",
         command="make reproduce CLAIM=fedvote-hostile",
@@ -300,6 +301,7 @@ CLAIMS = (
         "the mean of the first layer's weights after three rounds; five seeds.",
         judge=_converges_judged,
         criterion="in each seed fewer rounds to 90 % than FedPAQ at two bits, and a smaller error",
+        why="false",
         fixed=PAIRED,
         run=_converges,
         minutes=8,

@@ -116,6 +116,7 @@ CLAIMS = (
         setting=f"{_SETTING}; 1.6 % for the first {STEPS // 5} steps, then 0.1 %.",
         judge=lambda found: _judged("DGC, 0.1 %", 270)(found["numbers"]),
         criterion="as good as dense, by paired differences, with at least 270 times fewer bytes",
+        why="size",
         fixed=LARGER_FIXED,
         results="reproductions/powersgd-wide.json",
         command="make reproduce CLAIM=powersgd-wide",

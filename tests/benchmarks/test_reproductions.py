@@ -1,6 +1,7 @@
 """The claims of published methods: their rows, their verdicts, and the page."""
 
 import copy
+import re
 
 import pytest
 from helpers.paths import ROOT
@@ -66,6 +67,21 @@ def test_every_verdict_has_a_result_with_its_environment(registry):
             assert judged.margin > 0
             met = judged.margin >= 1 or judged.verdict != claim_.HOLDS
             assert met, f"{claim.name} holds with a margin of {judged.margin}"
+
+
+def test_every_row_below_holds_says_why_in_one_word(registry):
+    from claims import claim as claim_, page
+
+    later = registry.pending()
+    found = {c.name: page.judged(c) for c in registry.every().values() if c.name not in later}
+    for name, one in found.items():
+        below = one.verdict != claim_.HOLDS
+        assert bool(registry.every()[name].why) == below, f"{name} {one.verdict}"
+    told = dict(re.findall(r"\*(\w+)\* \([^;]+; (\d+) rows\)", PAGE.read_text().replace("\n", " ")))
+    counts = page.reasons(found)
+    assert {word: int(rows) for word, rows in told.items()} == dict(counts)
+    assert set(told) == set(claim_.WHYS)
+    assert counts.total() == sum(one.verdict != claim_.HOLDS for one in found.values())
 
 
 def test_each_system_has_a_claim_that_holds_or_two_lines_why_not(registry):
@@ -182,6 +198,7 @@ def test_claims_are_checked_when_they_are_made():
         ({}, "`note` of a-claim must say why it cannot be tried"),
         ({"criterion": "x" * 121}, "`criterion` of a-claim must have at most 120"),
         ({"fixed": "yesterday"}, "yesterday"),
+        ({"why": "luck"}, "`why` of a-claim must be one of premise, size"),
     ):
         with pytest.raises(ValueError, match=said):
             Claim(**{**given, "judge": lambda _: ("1", "holds"), **wrong})
