@@ -8,14 +8,19 @@ from typing import Any
 import numpy as np
 import reporting  # noqa: F401  It makes the examples importable.
 from claims import page
-from claims.claim import FAILS, HOLDS, PART, WHYS, Judged
+from claims.claim import FAILS, HOLDS, PART, UNDECIDED, WHYS, Judged
 from matplotlib.lines import Line2D
 
 # isort: split
 import pictures  # pyright: ignore[reportMissingImports]
 
-COLORS = {HOLDS: pictures.COLORS[2], PART: pictures.COLORS[4], FAILS: pictures.COLORS[1]}
-MARKS = {HOLDS: "o", PART: "s", FAILS: "X"}
+COLORS = {
+    HOLDS: pictures.COLORS[2],
+    PART: pictures.COLORS[4],
+    UNDECIDED: pictures.COLORS[5],
+    FAILS: pictures.COLORS[1],
+}
+MARKS = {HOLDS: "o", PART: "s", UNDECIDED: "D", FAILS: "X"}
 LEFT, RIGHT = 0.02, 50.0
 """Where smaller and larger margins are drawn."""
 
@@ -49,7 +54,7 @@ def plot(path: pathlib.Path) -> None:
         Line2D([], [], linestyle="", marker=MARKS[verdict], color=COLORS[verdict], label=verdict)
         for verdict in COLORS
     ]
-    axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3)
+    axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4)
     pictures.save(figure, path)
 
 

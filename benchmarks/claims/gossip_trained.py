@@ -14,7 +14,7 @@ from rich.progress import track
 
 import jaxcomp
 from claims import scores
-from claims.claim import PAIRED, Claim, Judged, decide
+from claims.claim import Claim, Judged, decide
 from claims.descent import least, within
 from jaxcomp import algorithms
 
@@ -193,7 +193,7 @@ CLAIMS = (
         judge=_against_diloco,
         criterion="NoLoCo better than DiLoCo, each at its best outer rate and momentum",
         why="size",
-        fixed=PAIRED,
+        fixed="815592a4",
         run=_noloco,
         minutes=9,
         note="The paper's models have 125 million parameters and more, and hundreds of workers.",

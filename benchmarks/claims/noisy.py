@@ -11,7 +11,7 @@ from convergence import everywhere
 
 import jaxcomp
 from claims import descent
-from claims.claim import Claim, Judged, decide
+from claims.claim import PART, Change, Claim, Judged, decide
 from claims.descent import Make, Oracle, Runs, least, method, plain, within
 from jaxcomp import algorithms, codecs
 from jaxcomp.testing import problems
@@ -359,6 +359,11 @@ CLAIMS = (
         judge=_bounds_judged,
         criterion="NEOLITHIC at most 10 times the bound, and no compressed method below a tenth "
         "of it",
+        changed=(
+            Change(
+                "28204314", PART, "The same limits, but one loss could not show more than a part."
+            ),
+        ),
         run=_bounds,
         minutes=2,
         note="The bound is for the worst loss, and up to constants: one loss can refute it, not "

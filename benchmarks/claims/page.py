@@ -23,14 +23,17 @@ committed results.
 of it is, or if it needs a condition that the paper does not name. It *does not hold here* if we
 measured the opposite or no effect: our models are small, so this does not refute a paper. It
 *cannot be tried here* if it needs data, models or devices that do not come with the library; the
-row says which.
+row says which. It is *undecided* if nothing of it is shown, and the 95 % interval contains the
+criterion's bound: more seeds may decide.
 
 {whys}
 
 **Criteria.** The criterion is the rule by which a program computes the verdict from the committed
-numbers; nobody writes a verdict by hand. "before" says that criterion and program were committed
-before the measurement, and a test compares the two dates; "beside" that they were written together,
-as all were until November 2026.
+numbers; nobody writes a verdict by hand. "before" says that criterion, program and settings were
+committed before the measurement; a test compares that commit with the code and with the result.
+"changed" says that one of them was replaced afterwards: the details say which, and the verdict by
+the former one, which a test computes from the history. "beside" says that they were written with
+the measurement or after it, as all were until November 2026.
 
 **Rules.** Each result names the versions and the device that it was measured with. Unless a row
 says otherwise, a number of random training is the median over at least five seeds, with the range
@@ -168,7 +171,7 @@ def _table(heading: str, claims: tuple[Claim, ...], found: dict[str, Judged]) ->
     rows = []
     for claim in claims:
         one = found[claim.name]
-        fixed = "before" if claim.fixed else "beside"
+        fixed = "changed" if claim.changed else "before" if claim.fixed else "beside"
         cells = (
             f"[{claim.name}](#{claim.name})",
             names(claim),
@@ -205,9 +208,13 @@ def _details(claim: Claim, one: Judged, results: pathlib.Path) -> str:
             "not measured yet."
         )
     if claim.criterion:
-        when = f"fixed at {claim.fixed} UTC, before the measurement" if claim.fixed else "beside it"
+        when = f"commit {claim.fixed}, before the measurement" if claim.fixed else "beside it"
         margin = "" if one.margin is None else f" Number over criterion: {one.margin:.3g}."
         lines.append(f"**Criterion.** {claim.criterion} ({when}).{margin}")
+    lines += [
+        f"**Changed.** {change.words} By commit {change.commit}: {change.verdict}."
+        for change in claim.changed
+    ]
     if claim.note:
         lines.append(f"**Note.** {claim.note}")
     if claim.tried:

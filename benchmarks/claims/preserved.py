@@ -7,7 +7,7 @@ import numpy as np
 
 from claims import descent
 from claims.bidirectional import HALVINGS, MCM, SQUARES, ends, exactness, floors, measured
-from claims.claim import Claim, Judged, decide
+from claims.claim import PART, Change, Claim, Judged, decide
 from claims.descent import least, within
 
 
@@ -125,6 +125,14 @@ CLAIMS = (
         judge=_mcm_judged,
         criterion="MCM's floor at most 1.1 times DIANA's at DIANA's best rate, and at most its "
         "ratio at 2⁻⁵/L",
+        changed=(
+            Change(
+                "28204314",
+                PART,
+                "It also asked that Artemis and DORE lose 1.5 times, which is the row "
+                "`degraded-downlinks` now.",
+            ),
+        ),
         run=_mcm,
         minutes=1.5,
         note="DIANA is the one-way method, with the memory step of the others. Floors are compared "
