@@ -149,6 +149,6 @@ CLAIMS = (
         run=_adams,
         minutes=6,
         note="Equal rates and a transformer; the row `one-bit-adam` has tuned rates and the count "
-        "of bits, on a GRU.",
+        "of bits, on a CNN.",
     ),
 )

@@ -99,15 +99,39 @@ def test_a_claim_without_its_result_has_no_verdict_and_no_row(registry, tmp_path
 
     claim = registry.every()["qsgd-variance"]
     assert claim.name in registry.pending(tmp_path)
-    assert "### qsgd-variance" not in page.text(tmp_path)
+    assert "qsgd-variance" not in page.text(tmp_path).partition("## By paper")[2]
     with pytest.raises(page.MissingError, match="make reproduce CLAIM=qsgd-variance"):
         page.judged(claim, tmp_path)
 
 
-def test_the_page_is_what_claims_and_results_give():
-    from claims import page
+def test_the_pages_are_what_claims_and_results_give():
+    from claims import details
 
-    assert PAGE.read_text() == page.text(), "python benchmarks/reproduce.py --page writes it"
+    texts = details.texts()
+    for name, text in texts.items():
+        assert (ROOT / "docs" / name).read_text() == text, "reproduce.py --page writes it"
+    there = {
+        path.relative_to(PAGE.parent).as_posix() for path in PAGE.parent.glob("reproductions/*")
+    }
+    assert there == set(texts) - {PAGE.name}
+
+
+def test_every_claim_has_a_row_by_its_paper_and_its_details_once(registry):
+    from claims import details, papers
+
+    texts, known = details.texts(), registry.every()
+    whole = texts.pop(PAGE.name)
+    assert len(whole.split()) < 5000
+    homes = [name for _, names in registry.PAGES.values() for name in names.split()]
+    modules = [module.__name__.partition(".")[2] for _, module in registry.families()]
+    assert sorted(homes) == sorted(modules)
+    for name, page in registry.page_of().items():
+        text = texts[f"reproductions/{page}.md"]
+        assert f"### {name}\n" in text
+        assert whole.count(f'<a id="{name}"></a>') == 1
+        assert papers.papers(known[name]), f"papers.py knows no paper of {name}"
+    for paper in papers.PAPERS:
+        assert any(each.startswith(paper) for c in known.values() for each in papers.papers(c))
 
 
 DOCTORED = {
@@ -238,11 +262,12 @@ def test_a_mistyped_claim_gets_a_suggestion(monkeypatch, capsys):
     assert "did you mean qsgd-variance or" in capsys.readouterr().err
 
 
-def test_the_page_has_short_cells_and_the_paired_differences():
-    from claims import page
+def test_the_pages_have_short_cells_and_the_paired_differences():
+    from claims import details
 
-    tables = [line for line in page.text().splitlines() if line.startswith("| [")]
+    whole = "\n".join(details.texts().values())
+    tables = [line for line in whole.splitlines() if line.startswith("| [")]
     cells = [cell.strip() for line in tables for cell in line.replace("\\|", "").split("|")]
     assert max(map(len, cells)) <= 2 * 120  # The first cell has a link.
-    assert "at its edge" in page.text()
-    assert "| better than dense by |" in page.text()
+    assert "at its edge" in whole
+    assert "| better than dense by |" in whole
