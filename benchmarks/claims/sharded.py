@@ -162,7 +162,7 @@ CLAIMS = (
         setting=FIVE,
         judge=_qsdp,
         criterion=CLOSE,
-        why="false",
+        fixed="6e514975",
         results=RESULTS,
         command=COMMAND,
         changed=(
@@ -190,6 +190,7 @@ CLAIMS = (
         judge=_loco,
         criterion=CLOSE,
         why="false",
+        fixed="6e514975",
         changed=(
             Change(
                 BEFORE, PART, "The way down had 8 bits and a residual of its own, as `loco` has."
@@ -197,7 +198,7 @@ CLAIMS = (
         ),
         results=RESULTS,
         command=COMMAND,
-        note=OPEN,
+        note="The digits lose more with 4 bits in blocks, with the memory and without it.",
     ),
     Claim(
         name="tensor-parallel-activations",
