@@ -21,7 +21,7 @@ import time
 
 import reporting
 from claims import details, page, registry
-from claims.claim import Claim, Judged
+from claims.claim import HOLDS, WHYS, Claim, Judged
 
 DOCS = reporting.HERE.parent / "docs"
 
@@ -99,7 +99,8 @@ def show(claim: Claim, number: str, verdict: str) -> None:
     print(f"setting: {claim.setting}")
     if claim.tried:
         print(f"ours: {number}")
-    print(f"verdict: {verdict}" + (f". {claim.note}" if claim.note else ""))
+    why = f" ({WHYS[claim.why]})" if claim.why and verdict != HOLDS else ""
+    print(f"verdict: {verdict}{why}" + (f". {claim.note}" if claim.note else ""))
     if claim.results:
         commands = "\n  ".join(claim.command.splitlines())
         print(f"this claim reads {claim.results.replace(' ', ' and ')}, measured by\n  {commands}")
