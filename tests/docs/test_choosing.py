@@ -29,7 +29,7 @@ def test_every_situation_has_a_line_and_a_plan():
     assert all(line.startswith("jaxcomp plan ") for line in plans())
 
 
-@pytest.mark.core("1", "5", "10")
+@pytest.mark.core("1", "5", "6", "7", "10")
 @pytest.mark.parametrize("number", [number for *_, number, _ in ROWS])
 def test_the_numbers_of_a_situation_are_printed_by_its_plan(number, capsys):
     _, line, _, told = ROWS[int(number) - 1]
