@@ -99,8 +99,9 @@ def by_link(axes: Any, book: dict[str, Any], method: str) -> None:
 def by_graph(axes: Any, curves: dict[str, Any], cost: str) -> None:
     """The loss of DSPG on the first graph, and of DPSVRG on each, against what they cost."""
     first, *_ = GRAPHS
-    shown = [("DSPG", first, pictures.BASE)]
-    shown += [("DPSVRG", *one) for one in zip(GRAPHS, pictures.COLORS, strict=False)]
+    # Other colours than those of links above.
+    shown = [("DSPG", first, pictures.INK)]
+    shown += [("DPSVRG", *one) for one in zip(GRAPHS, pictures.COLORS[3:], strict=False)]
     for name, graph, color in shown:
         one = curves[f"lasso, {graph}"][name.lower()]
         axes.loglog(one[cost], one["gap"], color=color)

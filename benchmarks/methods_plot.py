@@ -117,7 +117,7 @@ def finish(figure: Any, grid: Any, label: str, path: pathlib.Path) -> None:
         if axes.get_xlabel() == grid[-1, 0].get_xlabel():
             axes.set_xlabel("")
     for axes in grid.flat:
-        pictures.name_ends(axes, axes.lines, gap=0.085)
+        pictures.name_ends(axes, list(axes.lines), gap=0.085, lead=True)
     pictures.save(figure, path)
 
 

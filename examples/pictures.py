@@ -92,7 +92,9 @@ def wrap(text: str, size: float, weight: str = "normal", width: float = WIDTH - 
     return lines
 
 
-def name_ends(axes: Any, lines: Sequence[Any], gap: float | None = None) -> None:
+def name_ends(
+    axes: Any, lines: Sequence[Any], gap: float | None = None, lead: bool = False
+) -> None:
     """Names each line beside the panel, at the height of its end, in its colour, without overlap.
 
     Args:
@@ -100,6 +102,7 @@ def name_ends(axes: Any, lines: Sequence[Any], gap: float | None = None) -> None
         lines: lines with a label and at least a point.
         gap: the least distance of two names, as a share of the panel's height; None for that of
             the panel's own height.
+        lead: whether a thin line leads from the end of each line to its name.
     """
     lines = [line for line in lines if len(line.get_ydata())]
     height = axes.figure.get_size_inches()[1] * axes.get_position().height
@@ -120,6 +123,14 @@ def name_ends(axes: Any, lines: Sequence[Any], gap: float | None = None) -> None
             1.015, y, line.get_label(), color=line.get_color(), fontsize=SMALL, va="center",
             transform=axes.transAxes,
         )  # fmt: skip
+        if lead:
+            inside = [x for x, own in line.get_xydata() if low <= own <= high]
+            start = inside[-1] if inside else line.get_xdata()[-1], ends[at]
+            dotted = {"arrowstyle": "-", "color": line.get_color(), "lw": 0.7, "ls": ":"}
+            axes.annotate(
+                "", start, xytext=(1.01, y), textcoords="axes fraction",
+                arrowprops=dotted | {"shrinkA": 0, "shrinkB": 0},
+            )  # fmt: skip
 
 
 class Mark(NamedTuple):

@@ -350,7 +350,8 @@ def alike(runs: Sequence[Run], optimizer: str) -> str:
     """The optimizer, and the settings that the runs have in common."""
     own = [run.label for run in runs if options.METHODS[run.name].optimizer]
     but = f" but {' and '.join(own)}" if own else ""
-    return f"{OPTIMIZERS[optimizer]}; the same start, batches and optimizer for all{but}."
+    same = f"the same start, batches and optimizer for all{but}, one seed"
+    return f"{OPTIMIZERS[optimizer]}; {same}."
 
 
 def against_dense(run: Run) -> str:

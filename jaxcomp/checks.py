@@ -22,6 +22,11 @@ def fraction(value: Any) -> None:
     """Requires a fraction of the elements, above zero and at most one."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise ValueError(f"`fraction` must be a number in (0, 1], got {value!r}")
+    if isinstance(value, int):
+        raise ValueError(
+            "`fraction` must be a fraction of the elements, got the integer 1: 1 % of them are "
+            "0.01, one of 1,000 elements is 1/1000, and all of them are 1.0"
+        )
 
 
 def choice(name: str, value: Any, allowed: tuple) -> None:

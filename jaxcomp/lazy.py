@@ -35,6 +35,45 @@ class Lazy:
         return f"Lazy({self._name!r})"
 
 
+_PAPERS = {
+    "powersgd": "jaxcomp.PowerIteration(rank=4), a reducer",
+    "signsgd": "jaxcomp.sign()",
+    "errorfeedback": "jaxcomp.Residual()",
+    "allreduce": "jaxcomp.compressed_mean, or jaxcomp.collectives.psum",
+    "bfloat16": 'jaxcomp.cast("bfloat16"), or jaxcomp.Dense("bfloat16")',
+    "fp8": 'jaxcomp.mx("mxfp8"), or jaxcomp.cast("float8_e4m3fn")',
+    "int8": "jaxcomp.qsgd_inf(bits=8)",
+}
+"""The names of methods elsewhere, without case and underscores, and what has them here."""
+
+
+def _instead(package: str, name: str) -> str:
+    """A suggestion for a name: a method under another name, or a name of another package."""
+    root = package.partition(".")[0]
+    plain = name.lower().replace("_", "")
+    if name.startswith("_") or root != "jaxcomp":
+        return ""
+    if plain in _PAPERS:
+        return f": it is {_PAPERS[plain]}"
+    stubs = pathlib.Path(__file__).parent.glob("*/__init__.pyi")
+    for stub in (pathlib.Path(__file__).with_name("__init__.pyi"), *sorted(stubs)):
+        home = ".".join(("jaxcomp", *stub.relative_to(pathlib.Path(__file__).parent).parts[:-1]))
+        for other in _homes(stub):
+            if other.lower().replace("_", "") == plain:
+                return f": did you mean {home}.{other}?"
+    return ""
+
+
+def _homes(stub: pathlib.Path) -> dict[str, tuple[str, str]]:
+    """By the public names of a stub, the module of each and its name there."""
+    return {
+        alias.asname or alias.name: (node.module or "", alias.name)
+        for node in ast.parse(stub.read_text()).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
 def exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package whose names are imported when used.
 
@@ -46,13 +85,7 @@ def exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
         package: the package's `__name__`.
     """
     module = importlib.import_module(package)  # Its import has begun.
-    stub = ast.parse(pathlib.Path(str(module.__file__)).with_suffix(".pyi").read_text())
-    homes = {
-        alias.asname or alias.name: (node.module or "", alias.name)
-        for node in stub.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    homes = _homes(pathlib.Path(str(module.__file__)).with_suffix(".pyi"))
 
     def getattribute(name: str) -> Any:
         home, attribute = homes.get(name, (package, name))
@@ -62,7 +95,7 @@ def exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
             return found
         if name[0] != "_" and importlib.util.find_spec(f"{package}.{name}"):
             return importlib.import_module(f"{package}.{name}")
-        said = f"module {package!r} has no attribute {name!r}"
+        said = f"module {package!r} has no attribute {name!r}{_instead(package, name)}"
         raise AttributeError(said, name=name, obj=module)
 
     def directory() -> list[str]:

@@ -221,9 +221,9 @@ def _options_of_model(add: Callable[..., Any]) -> None:
     )
     add(
         "--model",
-        type=options.one_of(*MODELS),
+        type=options.model(*MODELS),
         metavar="NAME",
-        help=f"the shapes of a known model: {_listed(MODELS)}",
+        help=f"the shapes of a known model: {_listed(MODELS)}; for others, --params or --tree",
     )
     add(
         "--tree",
@@ -260,8 +260,31 @@ def _options_of_model(add: Callable[..., Any]) -> None:
     )
 
 
+def _options_of_experts(add: Callable[..., Any]) -> None:
+    add(
+        "--experts",
+        action="store_true",
+        help="plan the all-to-all of tokens to experts and back, instead of means of gradients; "
+        "with --tokens and --width; --codec names codecs for both, or 'TOKENS / ANSWERS'",
+    )
+    add("--tokens", type=options.count, help="with --experts, tokens of a device in a step")
+    add("--width", type=options.count, help="with --experts, the features of a token")
+    add(
+        "--top",
+        type=options.count,
+        default=2,
+        help="with --experts, the experts that each token goes to (default: 2)",
+    )
+    add(
+        "--layers",
+        type=options.count,
+        default=1,
+        help="with --experts, the layers that have them (default: 1)",
+    )
+
+
 def _options_of_links(add: Callable[..., Any]) -> None:
-    add("--workers", type=options.workers, help="8; or 4x8: hosts of eight devices")
+    add("--workers", type=options.workers, help="8; or 4x8: four hosts of eight devices")
     add(
         "--link",
         type=options.bandwidth,
@@ -290,7 +313,7 @@ def _options_of_steps(add: Callable[..., Any]) -> None:
         "--step",
         type=options.time_or_name,
         default=0.0,
-        help="without communication: 250ms, or MODULE:NAME to call and time",
+        help="seconds without communication, with a unit, as in 250ms; or MODULE:NAME to time",
     )
     add("--backward", type=options.seconds, default=0.0, help="of that, the backward pass")
     add(
@@ -317,6 +340,7 @@ def _options_of_steps(add: Callable[..., Any]) -> None:
         default=2,
         help="with --fsdp, how often a step gathers the weights (default: 2, forward and back)",
     )
+    _options_of_experts(add)
     add(
         "--sites",
         action="store_true",

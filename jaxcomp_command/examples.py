@@ -25,6 +25,8 @@ examples:
   jaxcomp plan --gradients early.npz late.npz --budget 400kB --workers 8 --link 100Mbit
   jaxcomp plan --params 1e9 --workers 4x8 --link 25Gbit --fast-link 400Gbit --fsdp
   jaxcomp plan --params 1e9 --workers 8 --link 1Gbit --fsdp --codec 'mx("mxfp8") / qsgd_inf(bits=4)'
+  jaxcomp plan --experts --tokens 8192 --width 4096 --workers 4x8 --link 400Gbit \
+    --fast-link 3.6Tbit
   jaxcomp plan --weights 7e9 --link 100Mbit --rate 3e-6
   jaxcomp plan --params 125e6 --workers 4 --link 100Mbit --latency 25ms --step 250ms --every 100 \
     --sites --codec 'chunk_top_k() / qsgd_inf(bits=8)'

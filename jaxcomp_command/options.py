@@ -1,6 +1,7 @@
 """Numbers on the command line: counts, workers, speeds and times, with their units."""
 
 import argparse
+import difflib
 import math
 import re
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from collections.abc import Callable
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _COUNTS = {**_PREFIXES, "b": 1e9}  # 7B parameters.
 _SIZES = {prefix + unit: factor for prefix, factor in _PREFIXES.items() for unit in ("", "b")}
-_TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 _NUMBER = r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)\s*"
 _SPEED = re.compile(_NUMBER + r"([kKmMgGtT]?)(bits?|bps|Bps|[Bb]ytes?|B|b)(?:/s|/sec)?\s*")
 
@@ -61,7 +62,7 @@ def bandwidth(text: str) -> float:
     found = _SPEED.fullmatch(text)
     if not found:
         raise argparse.ArgumentTypeError(
-            f"must be a speed such as 100Mbit, 10Gbps or 1.25GB/s, got {text!r}"
+            f"must be a speed such as 100Mbit, 10Gbps or 1.25GB/s, got {text!r}{_guess(text)}"
         )
     number, prefix, unit = found.groups()
     if unit == "b" and not prefix.isupper():
@@ -73,9 +74,23 @@ def bandwidth(text: str) -> float:
     return whole if unit in ("B", "Bps") or "yte" in unit else whole / 8
 
 
+def _guess(text: str) -> str:
+    """Speeds that a number without bits or bytes may mean."""
+    found = re.fullmatch(_NUMBER + r"([kKmMgGtT]?)", text)
+    if not found:
+        return ""
+    number, prefix = found[1], found[2].upper() or "G"
+    return f": did you mean {number}{prefix}bit or {number}{prefix}B?"
+
+
 def seconds(text: str) -> float:
-    """A time: 0.25, 250ms, 50us."""
-    return _with_unit(text, _TIMES, "a time such as 0.25, 250ms or 50us")
+    """A time with its unit: 0.25s, 250ms, 50us; or 0."""
+    bare = re.fullmatch(_NUMBER, text)
+    if bare and float(text):
+        raise argparse.ArgumentTypeError(
+            f"must have a unit, as in {bare[1]}ms or {bare[1]}s, got {text!r}"
+        )
+    return 0.0 if bare else _with_unit(text, _TIMES, "a time such as 0.25s, 250ms or 50us")
 
 
 def number(low: float, high: float = math.inf) -> Callable[[str], float]:
@@ -93,11 +108,21 @@ def number(low: float, high: float = math.inf) -> Callable[[str], float]:
 
 def one_of(*allowed: str) -> Callable[[str], str]:
     """Makes a reader of one of these words."""
+    return _one_of(allowed, "")
 
+
+def model(*known: str) -> Callable[[str], str]:
+    """Makes a reader of the name of a known model."""
+    return _one_of(known, ", or another model by --params 7e9 or --tree my_model:shapes")
+
+
+def _one_of(allowed: tuple[str, ...], others: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in allowed:
             listed = " or ".join((", ".join(allowed[:-1]), allowed[-1]))
-            raise argparse.ArgumentTypeError(f"must be {listed}, got {text!r}")
+            near = difflib.get_close_matches(text.lower(), allowed, 1, 0.75)
+            said = f"; did you mean {near[0]}?" if near else ""
+            raise argparse.ArgumentTypeError(f"must be {listed}{others}, got {text!r}{said}")
         return text
 
     return read

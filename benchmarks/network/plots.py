@@ -10,6 +10,7 @@ from typing import Any
 
 import tables
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from tables import reporting
 
 # isort: split
@@ -17,6 +18,7 @@ import pictures  # pyright: ignore[reportMissingImports]
 
 OTHERS = ("torch DDP", "torch DDP, fp16_compress_hook", "torch DDP, powerSGD_hook rank 4")
 MEAN = (
+    "dense bfloat16",
     "dense float32",
     "two shots, 4-bit",
     "two shots, 1-bit",
@@ -36,7 +38,9 @@ SHORT = {
     "torch DDP, powerSGD_hook rank 4": "torch DDP, PowerSGD hook",
     "torch DDP, powerSGD_hook rank 4, 10 steps dense": "the same, 10 dense steps first",
 }
-DENSE, RATES = ("dense float32", "dense"), ("100mbit", "1gbit", "unshaped")
+DENSE, RATES = ("dense bfloat16", "dense float32", "dense"), ("100mbit", "1gbit", "unshaped")
+"""Dense means, the one to compare with first."""
+KEY = {"dense": pictures.BASE, "jaxcomp": pictures.COLORS[0], "PyTorch": pictures.COLORS[1]}
 SPACE = "\N{NO-BREAK SPACE}"
 BOUND = SPACE.join(("bytes", "÷", "link", "rate"))
 UNITS = {"kbit": "kbit/s", "mbit": "Mbit/s", "gbit": "Gbit/s"}
@@ -54,8 +58,12 @@ def median(method: dict[str, Any]) -> float:
 
 
 def gains(cell: dict[str, Any], names: tuple[str, ...]) -> dict[str, float]:
-    """How many times sooner than the dense mean each of some methods is, where both are known."""
-    base = [median(cell["methods"][name]) for name in DENSE if name in cell["methods"]]
+    """How many times sooner than the dense mean each of some methods is, where both are known.
+
+    A mean that was measured later is no base without a limit, where the machine is the bottleneck.
+    """
+    found = [cell["methods"][name] for name in DENSE if name in cell["methods"]]
+    base = [median(m) for m in found if "environment" not in m or cell["rate"] != RATES[2]]
     kept = [name for name in names if name in cell["methods"] and base]
     return {name: base[0] / median(cell["methods"][name]) for name in kept}
 
@@ -112,6 +120,12 @@ def stacked(
     )
     for axes, cell in zip(grid[:, 0], cells, strict=True):
         seconds(axes, cell, names)
+    shown = {color for axes in grid[:, 0] for line in axes.lines for color in [line.get_color()]}
+    kinds = [
+        Line2D([], [], color=c, marker="o", ls="", label=k) for k, c in KEY.items() if c in shown
+    ]
+    place = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.0}
+    grid[0, 0].legend(handles=kinds, ncols=len(kinds), **place)
     points = [x for axes in grid[:, 0] for line in axes.lines for x in line.get_xdata()]
     low, high = min(points), max(points)
     for axes in grid[:, 0]:
@@ -128,13 +142,13 @@ def mean(book: dict[str, Any], path: pathlib.Path) -> None:
     parts = []
     for cell in cells:
         if found := gains(cell, own).values():
-            than = "" if parts else " as fast as dense"
+            than = "" if parts else f" as fast as {against(cell)}"
             parts.append(f"{times(min(found))} to {times(max(found))} times{than} {at(cell)}")
     message = f"Compressed means are {', '.join(parts)}" if parts else "Seconds of each mean"
     detail = (
         f"A mean of {cells[0].get('elements', 0) / 1e6:.0f} million float32 elements by "
-        f"{workers(book, cells)}; × is over dense float32. Each faint line begins at "
-        f"{BOUND}: the rest of the time is work and waiting."
+        f"{workers(book, cells)}; × is over {against(cells[0])}{unlimited(cells)}. Each faint line "
+        f"begins at {BOUND}: the rest of the time is work and waiting. {starred(cells, MEAN)}"
     )
     stacked(message, detail, cells, MEAN, path)
 
@@ -176,10 +190,26 @@ def free(book: dict[str, Any]) -> str:
 
 
 def starred(cells: list[dict[str, Any]], names: tuple[str, ...]) -> str:
-    """What the stars of the rows from other environments mean."""
+    """What the stars of rows from other environments mean."""
     found = [cell["methods"][name] for cell in cells for name in names if name in cell["methods"]]
-    others = {reporting.line(one["environment"]) for one in found if "environment" in one}
-    return f"* with {'; '.join(sorted(others))}." if others else ""
+    return "* measured later, in other runs." if any(map(_elsewhere, found)) else ""
+
+
+def _elsewhere(method: dict[str, Any]) -> bool:
+    return "environment" in method
+
+
+def against(cell: dict[str, Any]) -> str:
+    """The dense mean that others of a cell are compared with."""
+    names = [name for name in DENSE if name in cell["methods"]]
+    late = [name for name in names if _elsewhere(cell["methods"][name])]
+    return next(name for name in names if cell["rate"] != RATES[2] or name not in late)
+
+
+def unlimited(cells: list[dict[str, Any]]) -> str:
+    """The base without a limit, if it is another one."""
+    other = [against(cell) for cell in cells if cell["rate"] == RATES[2]]
+    return f", without a limit over {other[0]}" if other and other[0] != against(cells[0]) else ""
 
 
 LOCAL = 6

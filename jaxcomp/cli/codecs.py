@@ -68,8 +68,8 @@ def bench(args: argparse.Namespace) -> None:
     copy = timing.copy(args.elements) * args.elements
     found = []
     for text, way in ways.items():
+        output.progress(f"timing {text}", lines=True)
         found.append(_timed(text, way, args, copy))
-        output.progress(text)
     device = jax.devices()[0].device_kind
     about = (
         f"{args.elements:,} float32 on {device}, with feedback; a copy takes "

@@ -1,6 +1,7 @@
 """Files that a user names: read whole, or refused in one line."""
 
 import pathlib
+import zipfile
 
 import numpy as np
 
@@ -18,8 +19,13 @@ def arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # A broken file reaches zipfile, zlib, tokenize and ast.
-        kind = type(error).__name__
-        raise ValueError(f"{wanted}, got {str(path)!r}: {kind}: {error}") from None
+        if zipfile.is_zipfile(path):
+            kind = type(error).__name__
+            raise ValueError(f"{wanted}, got {str(path)!r}: {kind}: {error}") from None
+        raise ValueError(
+            f"{wanted}, got {str(path)!r}, which is none: save an array for each parameter, as in "
+            'numpy.savez("early.npz", **{"block/kernel": gradient})'
+        ) from None
     kinds = {name: leaf.dtype.name for name, leaf in found.items() if leaf.dtype.kind != "f"}
     if kinds or not any(leaf.size for leaf in found.values()):
         had = f"{next(iter(kinds.values()))} in {next(iter(kinds))}" if kinds else "no element"

@@ -1,6 +1,7 @@
 """`jaxcomp plan`: a forecast for a model, a number of workers and a link."""
 
 import argparse
+import functools
 import json
 from typing import Any
 
@@ -9,9 +10,20 @@ import jax
 import jaxcomp
 from jaxcomp import expressions, tables
 from jaxcomp.cli import files, output
-from jaxcomp.planning import budget, fsdp, kept, models, planner, plots, sites, timing
+from jaxcomp.planning import (
+    budget,
+    columns,
+    experts,
+    fsdp,
+    kept,
+    models,
+    planner,
+    plots,
+    sites,
+    timing,
+)
 from jaxcomp.planning.spending import Spending
-from jaxcomp.theory import local_rounds, units
+from jaxcomp.theory import local_rounds
 from jaxcomp.weights import forecasting
 
 
@@ -21,12 +33,14 @@ def plan(args: argparse.Namespace) -> None:
         _weights(args)
         return
     given = (args.params, args.model, args.tree, args.gradients)
+    if args.experts:
+        _experts(args)
+        return
+    if args.tokens or args.width:
+        raise ValueError("--tokens and --width need --experts")
     if sum(one is not None for one in given) != 1:
         raise ValueError("`plan` needs exactly one of --params, --model, --tree and --gradients")
-    if (len(args.workers) > 1) != (args.fast_link is not None):
-        raise ValueError(
-            "--fast-link and two numbers of --workers, as in 4x8, must be given together"
-        )
+    _check_links(args)
     if args.plot is not None:
         plots.check(args.plot)  # Before minutes of timing.
     if args.upload and not args.sites:
@@ -63,12 +77,62 @@ def plan(args: argparse.Namespace) -> None:
     if args.rounds:
         planned = local_rounds.rounds(planned, stall=args.stall, longest=args.longest)
     if spent is None:
-        print(planned.to_json() if args.json else planned)
+        _show(args, planned)
     elif args.json:
         both = {"budget": json.loads(spent.to_json()), "plan": json.loads(planned.to_json())}
         print(tables.to_json(both))
     else:
         print(spent, planned, sep="\n\n")
+
+
+def _show(args: argparse.Namespace, planned: Any) -> None:
+    output.clear()
+    print(planned.to_json() if args.json else planned)
+
+
+def _check_links(args: argparse.Namespace) -> None:
+    if (len(args.workers) > 1) != (args.fast_link is not None):
+        raise ValueError(
+            "--fast-link and two numbers of --workers, as in 4x8, must be given together"
+        )
+
+
+def _experts(args: argparse.Namespace) -> None:
+    """Prints the plan of the all-to-alls of a layer of experts."""
+    others = ("params", "model", "tree", "gradients", "fsdp", "sites", "rounds", "budget")
+    for name in (*others, "max_error", "backward", "plot"):
+        if getattr(args, name):
+            raise ValueError(f"--{name.replace('_', '-')} and --experts cannot be given together")
+    if not args.tokens or not args.width or args.workers is None:
+        raise ValueError(
+            "--experts needs --workers, --tokens of a device and their --width, as in "
+            "--workers 8 --tokens 8192 --width 4096"
+        )
+    _check_links(args)
+    planned = experts.plan_experts(
+        args.tokens,
+        args.width,
+        args.workers if len(args.workers) > 1 else args.workers[0],
+        jaxcomp.planning.Network(args.link, args.latency),
+        top=args.top,
+        layers=args.layers,
+        codecs=None if args.codec is None else _pairs(args.codec),
+        compute=_step(args.step),
+        fast=args.fast_link and jaxcomp.planning.Network(args.fast_link, args.fast_latency),
+        link_per=args.link_per,
+        link_only=args.link_only,
+        clock=None if args.link_only else _clock(args),
+    )
+    _show(args, planned)
+
+
+def _pairs(texts: list[str]) -> dict[str, Any]:
+    """Codecs of both ways by their text, as in 'WEIGHTS / GRADIENTS'; one alone is for both."""
+    found = {}
+    for text in texts:
+        one, _, other = text.partition(" / ")
+        found[text] = (expressions.evaluate(one), expressions.evaluate(other or one))
+    return found
 
 
 def _weights(args: argparse.Namespace) -> None:
@@ -93,18 +157,11 @@ def _sharded(args: argparse.Namespace) -> None:
     for name in ("rounds", "budget", "max_error"):
         if getattr(args, name):
             raise ValueError(f"--{name.replace('_', '-')} and --fsdp cannot be given together")
-    codecs = None
-    if args.codec is not None:
-        codecs = {}
-        for text in args.codec:
-            weights, _, gradients = text.partition(" / ")
-            pair = (expressions.evaluate(one) for one in (weights, gradients or weights))
-            codecs[text] = tuple(pair)
     planned = fsdp.plan_fsdp(
         _like(args),
         args.workers if len(args.workers) > 1 else args.workers[0],
         jaxcomp.planning.Network(args.link, args.latency),
-        codecs=codecs,
+        codecs=None if args.codec is None else _pairs(args.codec),
         gathers=args.gathers,
         compute=_step(args.step),
         backward=args.backward,
@@ -116,7 +173,7 @@ def _sharded(args: argparse.Namespace) -> None:
     )
     if args.plot is not None:
         plots.save(planned, args.plot)
-    print(planned.to_json() if args.json else planned)
+    _show(args, planned)
 
 
 def _between_sites(args: argparse.Namespace) -> None:
@@ -139,7 +196,7 @@ def _between_sites(args: argparse.Namespace) -> None:
         steps=args.every,
         step=_step(args.step),
     )
-    print(planned.to_json() if args.json else planned)
+    _show(args, planned)
 
 
 def _like(args: argparse.Namespace) -> Any:
@@ -190,16 +247,28 @@ def _clock(args: argparse.Namespace) -> kept.Clock:
     """Times on this device, scaled to the target device's memory bandwidth."""
 
     elements = args.elements or kept.ELEMENTS
+    known: dict[Any, timing.Measured] = {}
 
     def here(way: Any) -> timing.Measured:
-        if args.exact or args.elements or args.repeats:
-            took = kept.exact(way, elements, repeats=args.repeats or 7)
-        else:
-            took = kept.measure(way)
-        output.progress(units.duration(took.whole))
+        if way in known:
+            return known[way]
+        exact = args.exact or args.elements or args.repeats
+        if exact or kept.needs_timing(way):
+            name = columns.short(getattr(way, "codec", way))
+            output.progress(f"timing {name} on this machine", lines=True)
+        took = kept.exact(way, elements, repeats=args.repeats or 7) if exact else kept.measure(way)
+        known[way] = took
         return took
 
     if args.device_bandwidth is None:
         return here
-    own = 8 / timing.copy(elements)  # Bytes a second, reads plus writes.
-    return lambda way: here(way).faster(args.device_bandwidth / own)
+    exact = args.exact or args.elements or args.repeats
+
+    def there(way: Any) -> timing.Measured:
+        known = None if exact else kept.scaled(way, args.device_bandwidth)
+        # A copy reads and writes four bytes an element.
+        own = 8 / copy(elements) if known is None else 0.0
+        return known or here(way).faster(args.device_bandwidth / own)
+
+    copy = functools.cache(timing.copy)
+    return there

@@ -33,7 +33,7 @@ def weights(args: argparse.Namespace) -> None:
             args.url,
             check=args.verify,
             verify=None if args.key is None else bytes.fromhex(args.key),
-            progress=lambda done, of: output.progress(f"{done} of {of} versions"),
+            progress=lambda done, of: output.progress(f"read {done} of {of} versions"),
         )
     except WeightsError as error:
         raise ValueError(str(error)) from None

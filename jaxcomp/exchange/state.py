@@ -66,6 +66,18 @@ class ReductionState(NamedTuple):
         return self._replace(feedback=feedback, reducer=reducer)
 
 
+_OF_ANOTHER = (
+    "It is of another codec or feedback: jaxcomp.graft(tx, state, params, mesh, axis_name) keeps "
+    "all of the state but its memory; jaxcomp.init_state(tx, params, mesh, axis_name) begins anew"
+)
+_OF_OTHERS = (
+    "It is of other parameters, another codec or other workers: make it with jaxcomp.init_state, "
+    "or with tx.init inside the mapped function; keep all but the memory with jaxcomp.graft(tx, "
+    "state, params, mesh, axis_name), or convert the memory of another number of workers with "
+    "jaxcomp.resize_workers"
+)
+
+
 def init(plan: Plan, *, gated: bool = False) -> ReductionState:
     """Memory for the leaves of a plan; with `gated`, also for the dense leaves.
 
@@ -135,11 +147,10 @@ def take(plan: Plan, state: ReductionState, *, gated: bool = False) -> Reduction
     for path in wanted | got:
         if got.get(path) != wanted.get(path):
             shape = f"have the shape {wanted[path]}" if path in wanted else "not be there"
+            other = "" if wanted.keys() == got.keys() else _OF_ANOTHER
             raise ValueError(
                 f"`state` must be one for these gradients and {plan.workers} workers: memory"
-                f"{path} must {shape}, got {got.get(path, 'none')}. Make it with "
-                "jaxcomp.init_state, or with tx.init inside the mapped function, or convert it "
-                "from another number of workers with jaxcomp.resize_workers"
+                f"{path} must {shape}, got {got.get(path, 'none')}. {other or _OF_OTHERS}"
             )
     reducer = state.reducer if plan.fast is None else state.reducer.outer
     return ReductionState(feedback, reducer if jax.tree.leaves(reducer) else idle, dense)

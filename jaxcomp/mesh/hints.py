@@ -51,7 +51,15 @@ _OF_NESTED = (
     "jax.shard_map(f, in_specs=..., out_specs=..., axis_names={{'fsdp'}})."
 )
 
+_OF_AXES = (
+    "jaxcomp: the mesh of this call has the workers on {axis!r}. Give the mean that axis, as in "
+    "jaxcomp.compressed_mean(codec, {axis!r}), or the axis of the mean to data_parallel and "
+    "init_state."
+)
+
 _HINTS = {
+    "`tx.init` must know the number of workers of": _OF_AXES,
+    "must be an axis of the surrounding mapped function": _OF_AXES,
     "should match the mesh passed to shard_map": _OF_NESTED,
     "memory_space of all inputs passed to": _OF_HOSTS,
     "callbacks are only supported in spmd computations": _OF_CALLBACKS,

@@ -78,11 +78,18 @@ def workers_of(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> int:
 def check_workers(leaf: Any, workers: int) -> None:
     """Raises a `ValueError` for memory of another number of workers."""
     if jnp.ndim(leaf) == 0 or leaf.shape[0] != workers:
+        had = leaf.shape[0] if jnp.ndim(leaf) else 0
+        moved = (
+            f"move it with state = jaxcomp.resize_workers(tx, state, params, workers={workers}), "
+            "then jaxcomp.place(state, mesh, axis_name, params=params)"
+        )
+        made = (
+            "make it with jaxcomp.init_state(tx, params, mesh, axis_name), give nnx.Optimizer or "
+            "TrainState.create jaxcomp.on_mesh(tx, mesh, axis_name), place arrays of tx.init with "
+            "jaxcomp.place, and take jaxcomp.restore_target(tx, params, mesh, axis_name) for the "
+            "shapes of a checkpoint instead of jax.eval_shape(tx.init, params)"
+        )
         raise ValueError(
             f"`state` must hold the memory of the mesh's {workers} workers, got that of "
-            f"{leaf.shape[0] if jnp.ndim(leaf) else 'no'} workers: make it with "
-            "jaxcomp.init_state(tx, params, mesh, axis_name), or give jaxcomp.on_mesh(tx, mesh, "
-            "axis_name) to nnx.Optimizer or TrainState.create, place one worker's memory on the "
-            "mesh with jaxcomp.place, or convert it from another number of workers with "
-            "jaxcomp.resize_workers"
+            f"{had or 'no'} worker{'s' * (had != 1)}: {moved if had > 1 else made}"
         )

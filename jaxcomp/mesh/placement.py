@@ -71,6 +71,12 @@ def put(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
 
     From a mesh of these devices in another order it is moved, and stays sharded by the same axes.
     """
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise ValueError(
+            f"arguments must be arrays, got the shape {leaf.shape} without values, as of "
+            "jax.eval_shape: make a state with jaxcomp.init_state(tx, params, mesh, axis_name), or "
+            "restore a checkpoint into jaxcomp.restore_target(tx, params, mesh, axis_name)"
+        )
     found = axis_types.mesh_of(leaf)
     if found is not None and isinstance(leaf, jax.Array):
         if automatic(found) == automatic(mesh):

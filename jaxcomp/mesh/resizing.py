@@ -20,6 +20,11 @@ _WHOLE = (
     "workers: give the codec a bucket_size, or begin a new state with jaxcomp.init_state"
 )
 
+_OTHER = (
+    "If `tx` has another codec than the state, keep all but the memory with jaxcomp.graft(tx, "
+    "state, params, mesh, axis_name), for any number of workers."
+)
+
 # Compiled as a whole: run one by one, their operations take seconds for each shape.
 _pack, _unpack = jax.jit(jax.vmap(blocks.pack)), jax.jit(jax.vmap(blocks.unpack))
 
@@ -241,7 +246,7 @@ def _check(state: PyTree, one: PyTree, workers: int) -> None:
     wrong = "`state` must be a state of `tx` for these `params`"
     if jax.tree.structure(state) != jax.tree.structure(one):
         pmapped.check_rows(state)
-        raise ValueError(f"{wrong}, got another tree. {_WHOLE}")
+        raise ValueError(f"{wrong}, got another tree. {_OTHER} {_WHOLE}")
 
     def check(path, x, like):
         want = (workers, *like.shape[1:]) if per_worker.marked(path) else like.shape

@@ -46,7 +46,8 @@ def restore_target(
         its workers divide the saved ones, and is on every device otherwise.
 
     Raises:
-        ValueError: for rows of jaxcomp.Hierarchical, which depend on the sizes of all axes, where
+        ValueError: for a checkpoint's metadata with the memory of another codec; for rows of
+            jaxcomp.Hierarchical, which depend on the sizes of all axes, where
             `workers` are not those of a mesh with devices; and as `tx.init`.
 
     Example:
@@ -62,11 +63,19 @@ def restore_target(
     placement.check_axes(mesh, axis_name)
     here = place.workers_of(mesh, axis_name)
     number = here if workers is None else _number(workers, here)
+    saved = None if workers is None or isinstance(workers, int) else _memory(workers)
     params = jax.tree.map(lambda leaf: _on(leaf, mesh), params)
     if number == here and isinstance(mesh, Mesh):
         state = jax.eval_shape(lambda p: data_parallel.init_state(tx, p, mesh, axis_name), params)
     else:
         state = _of_all(resizing.like(tx, params, number), number)
+    if saved is not None and saved != (wanted := _memory(state)):
+        raise ValueError(
+            "`tx` must have the codec, feedback and parameters of the checkpoint, whose memory is "
+            f"{saved or 'empty'}, got {wanted or 'none'}. For another codec restore without a "
+            "target, and keep all but the memory with jaxcomp.graft(tx, state, params, mesh, "
+            "axis_name)"
+        )
     homes = placement.homes(params, mesh)
 
     def lie(path: tuple, leaf: Any) -> jax.ShapeDtypeStruct:
@@ -77,6 +86,21 @@ def restore_target(
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=home, weak_type=leaf.weak_type)
 
     return jax.tree_util.tree_map_with_path(lie, state)
+
+
+def _memory(tree: PyTree) -> dict[str, tuple[int, ...]]:
+    """The shapes of the workers' memory in a state or in a checkpoint's metadata, by their paths.
+
+    A path begins at the memory: the metadata may be those of more than the state.
+    """
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
+    found = {}
+    for path, leaf in flat:
+        names = [jax.tree_util.keystr((key,), simple=True) for key in path]
+        for at, name in enumerate(names):
+            if per_worker.stored_as_workers(name):
+                found["/".join(names[at:])] = tuple(leaf.shape)
+    return found
 
 
 def _of_all(one: PyTree, workers: int) -> PyTree:

@@ -1,4 +1,5 @@
 from jaxcomp.planning.budget import spend as spend
+from jaxcomp.planning.experts import plan_experts as plan_experts
 from jaxcomp.planning.fsdp import plan_fsdp as plan_fsdp
 from jaxcomp.planning.sites import plan_sites as plan_sites
 from jaxcomp.planning.spending import LeafSpending as LeafSpending, Spending as Spending

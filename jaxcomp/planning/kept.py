@@ -65,6 +65,34 @@ def measure(way: Any) -> Measured:
     return dataclasses.replace(own.faster(faster), spread=0.0, machine=_table()["machine"])
 
 
+def of_table(way: Any) -> Measured:
+    """The times of a link or reducer on the table's machine, as they are.
+
+    Args:
+        way: one of those that default plans compare.
+    """
+    own = {"machine": _table()["machine"], "spread": 0.0}
+    return Measured(**(_table()["times"][name_of(way)] | own))
+
+
+def scaled(way: Any, bandwidth: float) -> Measured | None:
+    """The table's times of a link or reducer on a device with this memory bandwidth.
+
+    None for codecs that are not in the table, or were timed on this machine before.
+    """
+    name = name_of(way)
+    if name not in _table()["times"] or _own(name) is not None:
+        return None
+    return of_table(way).faster(bandwidth * _table()["copy"] / 8)
+
+
+def needs_timing(way: Any) -> bool:
+    """Whether `measure` would time a link or reducer now, which takes seconds."""
+    name = name_of(way)
+    there = jax.default_backend() == "cpu" and name in _table()["times"]
+    return not there and _own(name) is None
+
+
 def exact(way: Any, elements: int = ELEMENTS, *, repeats: int = 5) -> Measured:
     """The times of a link or reducer, measured now; kept if they are of the usual size.
 

@@ -31,6 +31,8 @@ from jaxcomp.theory.cost import Network
 from jaxcomp.types import PyTree
 from jaxcomp.wire import cost as wire_cost
 
+BASELINE = "dense bfloat16"
+"""The mean that others are compared with."""
 _DELAYED = 1e-3
 """Seconds of a message from which on ways are compared that send all messages at once."""
 
@@ -172,10 +174,7 @@ def plan(
     delay = network.latency if network.latency >= _DELAYED else None
     named = ways({**given, **LOCAL} if rounds else given, sizes, delay)
     found = [_way(name, reducer, params, sizes, clock, sharing) for name, reducer in named.items()]
-    if codecs is not None:  # Who names a codec knows what it needs.
-        found = [dataclasses.replace(way, biased=False) for way in found]
-    if rounds:
-        found = [dataclasses.replace(way, local=way.name in LOCAL) for way in found]
+    found = [_marked(way, named=codecs is not None, rounds=rounds) for way in found]
     within = [way for way in found if max_error is None or (way.error or 0.0) <= max_error]
     large = [way.name for way in found if way not in within]
     conditions = Conditions(
@@ -195,10 +194,29 @@ def plan(
         left_out=_left_out(given, sizes, large, max_error),
         means={} if codecs is not None else means(named, sizes, delay),
     )
-    compared = comparison.compare(within, network, conditions, baseline="dense bfloat16")
+    compared = comparison.compare(within, network, conditions, baseline=BASELINE)
     taken = named[compared.best.way.name]
     leaves = _leaves(taken, params, sizes, network, clock, sharing)
-    return dataclasses.replace(compared, leaves=leaves)
+    worked = None
+    if link_only and codecs is None:
+        timed, machines = kept.noting(kept.of_table, False)
+        again = [_way(way.name, named[way.name], params, sizes, timed, sharing) for way in within]
+        there = dataclasses.replace(conditions, timed=True, machine=", ".join(machines))
+        worked = _priced(within, again, network, there)
+    return dataclasses.replace(compared, leaves=leaves, worked=worked)
+
+
+def _marked(way: Way, *, named: bool, rounds: bool) -> Way:
+    """A way with its kind; who names a codec knows what it needs."""
+    return dataclasses.replace(
+        way, biased=way.biased and not named, local=rounds and way.name in LOCAL
+    )
+
+
+def _priced(ways: list[Way], again: list[Way], network: Network, there: Conditions) -> Comparison:
+    """The same ways with other prices."""
+    both = [dataclasses.replace(a, price=b.price) for a, b in zip(ways, again, strict=True)]
+    return comparison.compare(both, network, there, baseline=BASELINE)
 
 
 def _left_out(

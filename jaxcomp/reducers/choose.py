@@ -45,9 +45,11 @@ def link_or_reducer(codec: "Codec | Policy | Link | Reducer") -> "Link | Reducer
         return codec
     if isinstance(codec, Codec | Policy):
         return Link(codec, feedback_.default(codec))
+    name = getattr(codec, "__name__", None) if callable(codec) else None
+    got = f"the function {name}: call it, as in jaxcomp.{name}()" if name else repr(codec)
     raise ValueError(
         "`codec` must be a codec such as jaxcomp.qsgd_inf(bits=4), a Policy, a Link or a reducer "
-        f"such as jaxcomp.Dense(), got {codec!r}"
+        f"such as jaxcomp.Dense(), got {got}"
     )
 
 

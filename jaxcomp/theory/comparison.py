@@ -46,6 +46,8 @@ class Conditions:
         bold: whether ways of a high error may be recommended.
         left_out: what was not compared, and why, for the notes.
         means: what to write for the mean of a way, by its name.
+        line: the line of a program in which that stands.
+        what: what `elements` counts, for the printed table.
     """
 
     compute: float = 0.0
@@ -63,6 +65,8 @@ class Conditions:
     bold: bool = False
     left_out: tuple[str, ...] = ()
     means: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    line: str = "jaxcomp.compressed_mean({}, axis_name)"
+    what: str = "elements"
 
     def __post_init__(self):
         checks.number("margin", self.margin, 0.0)
@@ -107,6 +111,8 @@ class Comparison:
             `margin` and the mean by more than `doubt`. `risky` ways are recommended only with
             `bold`; otherwise convergence is not part of this: see `caution` and `notes`.
         leaves: the choice for each leaf under `best`, as in `describe`, if a tree was given.
+        worked: for a plan of the links alone, the same plan with the work of encoding and decoding,
+            if times of all its codecs are known.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -114,6 +120,7 @@ class Comparison:
     network: cost.Network
     conditions: Conditions
     leaves: Any = None
+    worked: "Comparison | None" = None
 
     @property
     def compute(self) -> float:
@@ -130,10 +137,9 @@ class Comparison:
         if len(workers) > 1:
             shared = self.conditions.link_per == "host"
             link += f" for each host of {workers[-1]} devices" if shared else " for each device"
-        return (
-            f"{elements:,} elements over {' x '.join(map(str, workers))} workers, {link}, "
-            f"{duration(self.network.latency)} a message{'' if self.timed else ', links alone'}"
-        )
+        over = f"{elements:,} {self.conditions.what} over {' x '.join(map(str, workers))} workers"
+        alone = "" if self.timed else ", links alone"
+        return f"{over}, {link}, {duration(self.network.latency)} a message{alone}"
 
     def on(self, network: cost.Network) -> "Comparison":
         """The same ways on another link; ways that send at once for this one's delay stay so."""
@@ -178,6 +184,7 @@ class Comparison:
         text.append(tables.text(columns, self.forecasts))
         said = " ".join(filter(None, (self.verdict, self.caution)))
         text += ["", textwrap.fill(said, _COLUMNS), ""]
+        text += [textwrap.fill(self.contrast, _COLUMNS), ""] if self.contrast else []
         text += [f"    {self.program}", ""] if self.program else []
         text += [
             textwrap.fill(f"* {note}", _COLUMNS, subsequent_indent="  ") for note in self.notes
@@ -211,7 +218,40 @@ class Comparison:
     def program(self) -> str:
         """The line of the recommended way; empty for a dense one or codecs of your own."""
         mean = self.conditions.means.get(self.best.way.name)
-        return f"jaxcomp.compressed_mean({mean}, axis_name)" if mean and self.compress else ""
+        return self.conditions.line.format(mean) if mean and self.compress else ""
+
+    @property
+    def other(self) -> "Comparison | None":
+        """The plan of the links alone, of a plan with timed codecs; and the other way round."""
+        if not self.timed:
+            return self.worked
+        price = dataclasses.replace
+        ways = [
+            price(f.way, price=price(f.way.price, work=0.0), spread=0.0) for f in self.forecasts
+        ]
+        alone = dataclasses.replace(self.conditions, timed=False)
+        return compare(ways, self.network, alone, baseline=self.baseline)
+
+    @property
+    def contrast(self) -> str:
+        """Why the links alone have another answer than links and work; empty if it is the same."""
+        other = self.other
+        if other is None or other.best.way.name == self.best.way.name:
+            return ""
+        name, one = other.best.way.name, {f.way.name: f for f in self.forecasts}
+        faster = "A device that encodes faster (--device-bandwidth) can change the answer."
+        if self.timed:
+            return (
+                f"Counting the links alone, the answer is {name}, with {duration(other.best.step)} "
+                f"a step: it takes {duration(one[name].step)} with the "
+                f"{duration(one[name].work)} of its encoding and decoding. {faster}"
+            )
+        work = {f.way.name: f.work for f in other.forecasts}[self.best.way.name]
+        return (
+            f"With encoding and decoding, by times of {other.conditions.machine}, the answer is "
+            f"{name}, with {duration(other.best.step)} a step: there {self.best.way.name} takes "
+            f"{duration(work)} to encode and decode. {faster}"
+        )
 
     @property
     def caution(self) -> str:
@@ -254,8 +294,9 @@ class Comparison:
             )
         if self.conditions.machine:
             found.append(
-                f"Work: by times of {self.conditions.machine}, scaled by the time of a copy on "
-                "this machine. --exact, or clock=jaxcomp.planning.measure, times the codecs here."
+                f"Work: by times of {self.conditions.machine}, scaled by memory bandwidth: that of "
+                "--device-bandwidth, or of a copy on this machine. --exact, or "
+                "clock=jaxcomp.planning.measure, times the codecs here."
             )
         if len(self.conditions.workers) > 1:
             own = "host" if self.conditions.link_per == "host" else "device"
@@ -276,7 +317,7 @@ class Comparison:
                 **tables.attributes(self, "compress", "program"),
                 "ranked_by": "step",
                 "fastest": self.forecasts[0].way.name,
-                **tables.attributes(self, "caution", "notes"),
+                **tables.attributes(self, "caution", "contrast", "notes"),
                 "ways": [tables.attributes(f, *_OF_WAY) for f in self.forecasts],
                 "leaves": [vars(leaf) for leaf in self.leaves or ()],
             },

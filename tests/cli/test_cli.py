@@ -27,6 +27,12 @@ def still(way) -> timing.Measured:
     return timing.Measured(10**9, whole=2.0, decode=1.0, add=0.5, error=0.1)
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_kept(monkeypatch, tmp_path):
+    """Times that a test invents must not reach the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 def run(capsys, *argv: str) -> str:
     jaxcomp_command.main(argv)
     return capsys.readouterr().out
@@ -95,6 +101,20 @@ def test_a_plan_of_a_fully_sharded_model(capsys):
     )
     sizes = {way["name"]: way["bytes"] for way in once["ways"]}
     assert sizes["sign()"] < sizes[pair] < 0.5 * sizes["dense bfloat16"]
+
+
+def test_a_plan_of_experts_says_what_to_write(capsys, monkeypatch):
+    monkeypatch.setattr(timing, "measure", lambda way, elements, repeats: still(way))
+    command = ["plan", "--experts", "--tokens", "64", "--width", "128", "--workers", "4"]
+    exact = ["--link", "1Mbit", "--exact"]
+    jaxcomp_command.main([*command, *exact])
+    out, err = capsys.readouterr()
+    assert 'jaxcomp.algorithms.experts(expert, axis_name, jaxcomp.mx("mxfp8"), combine=' in out
+    assert err.startswith("timing Quantizer(Float(")
+    assert err.count("\n") == 1
+    found = json.loads(run(capsys, *command, "--link", "1Tbit", "--exact", "--json"))
+    assert found["best"] == "dense bfloat16"
+    assert found["ways"][-1]["break_even"] > 0
 
 
 def test_a_plan_of_sites_has_a_rate_for_each_direction(capsys):
@@ -204,12 +224,26 @@ PLAN = "plan --params 9 --workers 4 --link"
         ("bench --codec Hierarchical(Dense(),qsgd())", "a reducer over one axis"),
         ("plan --workers 4 --link 1Gbit", "--params, --model, --tree and --gradients"),
         ("plan --params 9 --model gpt2 --workers 4 --link 1Gbit", "exactly one of"),
-        ("plan --model gpt5 --workers 4 --link 1Gbit", "--model must be gpt2 or resnet50"),
+        (
+            "plan --model gpt5 --workers 4 --link 1Gbit",
+            "--model must be gpt2 or resnet50, or another model by --params 7e9 or --tree",
+        ),
+        ("plan --model ResNet-50 --workers 4 --link 1Gbit", "did you mean resnet50?"),
+        ("plan --params 9 --worker 4 --link 1Gbit", "did you mean --workers?"),
         (f"{PLAN} 1Gbit --link-per rack", "--link-per must be host or device, got 'rack'"),
         (f"{PLAN} 1Gbit --fast-link 1Gbit", "--fast-link"),
         (f"{PLAN} 1Gbut", "--link must be a speed such as"),
         (f"{PLAN} 10gb", "must say if it is bits or bytes, as in 10Gbit or 10GB, got '10gb'"),
-        (f"{PLAN} 1e9", "--link must be a speed such as"),
+        (f"{PLAN} 1e9", "got '1e9': did you mean 1e9Gbit or 1e9GB?"),
+        (f"{PLAN} 10G", "got '10G': did you mean 10Gbit or 10GB?"),
+        (f"{PLAN} 1Gbit --latency 2", "--latency must have a unit, as in 2ms or 2s, got '2'"),
+        (f"{PLAN} 1Gbit --step 250", "--step must have a unit, as in 250ms or 250s, got '250'"),
+        (f"{PLAN} 1Gbit --tokens 64", "--tokens and --width need --experts"),
+        (f"{PLAN} 1Gbit --experts", "--params and --experts cannot be given together"),
+        (
+            "plan --workers 4 --link 1Gbit --experts --width 9",
+            "--experts needs --workers, --tokens",
+        ),
         ("plan --params 9.5 --workers 4 --link 1Gbit", "positive whole number"),
         ("plan --params 9 --workers 1 --link 1Gbit", "at least 2"),
         (f"{PLAN} 1Gbit --step soon", "a time such as"),
@@ -345,7 +379,8 @@ def test_numbers_with_their_units():
     assert options.bandwidth("3.3TB") == 3.3e12
     assert options.seconds("50us") == pytest.approx(50e-6)
     assert options.seconds("250 ms") == pytest.approx(0.25)
-    assert options.seconds("0.25") == 0.25
+    assert options.seconds("0.25s") == 0.25
+    assert options.seconds("0") == 0
     assert options.count("25e6") == options.count("25M") == 25_000_000
     assert options.count("7B") == 7_000_000_000
     assert options.workers("4x8") == (4, 8)

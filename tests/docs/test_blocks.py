@@ -27,6 +27,7 @@ PAGES = (
     "programs.md",
     "pytorch.md",
     "reducers.md",
+    "resume.md",
     "sharded_training.md",
     "weights.md",
 )
@@ -106,6 +107,15 @@ def test_multihost(run, tmp_path):
     assert names["losses"][-1] < names["losses"][0] / 1.5
     trained = np.load(tmp_path / "trained.npz")
     np.testing.assert_array_equal(trained["in"], names["params"]["in"])
+
+
+@pytest.mark.full
+def test_resume(run):
+    """On as many workers, on fewer, and with another codec the loss goes on falling."""
+    _, out = run("resume.md")
+    losses = re.findall(r"^(linen|nnx), (\d) workers.*: (\S+) after (\S+)$", out, re.MULTILINE)
+    assert [line[:2] for line in losses] == [(f, n) for f in ("linen", "nnx") for n in "848"]
+    assert all(float(again) < float(before) for *_, again, before in losses)
 
 
 @pytest.mark.full

@@ -70,6 +70,18 @@ def test_a_slower_copy_makes_codecs_slower(measured, asked):
     assert measured == []
 
 
+def test_times_for_another_device_do_not_depend_on_this_one(measured, asked, monkeypatch):
+    table = json.loads(kept.TABLE.read_text())
+    own = 8 / table["copy"]
+    monkeypatch.setattr(timing, "copy", lambda: pytest.fail("a copy was timed"))
+    for name, way in asked.items():
+        took = kept.scaled(way, 10 * own)
+        assert took.whole == pytest.approx(table["times"][name]["whole"] / 10)
+    kept.exact(next(iter(asked.values())))
+    assert kept.scaled(next(iter(asked.values())), own) is None
+    assert kept.scaled(OWN, own) is None
+
+
 def test_a_codec_is_measured_once_on_a_machine(measured):
     assert kept.measure(OWN) == kept.measure(OWN) == TOOK
     assert measured == [OWN]

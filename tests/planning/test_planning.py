@@ -11,7 +11,7 @@ import pytest
 
 import jaxcomp
 import jaxcomp_command
-from jaxcomp.planning import compared, models, planner, timing
+from jaxcomp.planning import compared, kept, models, planner, timing
 from jaxcomp.reducers import choose
 from jaxcomp.theory import cost
 
@@ -160,6 +160,23 @@ def test_links_alone_are_not_timed(monkeypatch):
 
     other = planner.plan(LIKE, 4, cost.Network(1e6), codecs=codecs, link_only=True, clock=slow)
     assert [line.step for line in other.forecasts] == [line.step for line in found.forecasts]
+
+
+def test_where_links_alone_have_another_answer_both_are_told():
+    """PowerSGD sends the fewest bytes, and its products take longer than four bits on CPUs."""
+
+    gigabit, settings = cost.Network(1.25e8, 5e-5), {"compute": 0.25}
+    alone = planner.plan(models.resnet50(), 8, gigabit, link_only=True, **settings)
+    timed = planner.plan(models.resnet50(), 8, gigabit, clock=kept.of_table, **settings)
+    power, four = "PowerSGD rank 4", "qsgd_inf 4-bit, TwoShot"
+    assert (alone.best.way.name, timed.best.way.name) == (power, four)
+    assert alone.other.best.step == timed.best.step
+    assert timed.other.best.step == alone.best.step
+    assert f"the answer is {four}" in " ".join(str(alone).split())
+    assert f"Counting the links alone, the answer is {power}" in " ".join(str(timed).split())
+    assert json.loads(timed.to_json())["contrast"] == timed.contrast
+    agreed = planner.plan(models.resnet50(), 8, cost.Network(1.25e10), link_only=True, compute=9.0)
+    assert agreed.contrast == ""
 
 
 def test_the_fastest_of_the_repeats_counts_and_their_spread_is_told(monkeypatch):
