@@ -46,6 +46,7 @@ from jaxcomp.quantize.rounding import (
 from jaxcomp.quantize.scales import (
     L2 as L2,
     ClippedMax as ClippedMax,
+    Fixed as Fixed,
     MaxAbs as MaxAbs,
     MeanAbs as MeanAbs,
     PNorm as PNorm,

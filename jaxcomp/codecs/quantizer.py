@@ -20,7 +20,7 @@ from jaxcomp.numerics.segments import Segments
 from jaxcomp.quantize import bounds, fits, rounding as rounding_, totals
 from jaxcomp.quantize.levels import FRACTION, Levels, MidRise, Uniform
 from jaxcomp.quantize.rounding import Rounding, Subtractive
-from jaxcomp.quantize.scales import MaxAbs, MeanAbs, Scale
+from jaxcomp.quantize.scales import Fixed, MaxAbs, MeanAbs, Scale
 from jaxcomp.quantize.steps import Derived, Exact, Steps
 from jaxcomp.quantize.totals import Rows
 from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
@@ -118,16 +118,16 @@ class Quantizer(
             return isinstance(self.scale, MeanAbs) and not self.shared and self.fit is None
         if isinstance(self.levels, MidRise) or self.fit:
             return False  # Elements much smaller than the scale grow to its lowest level.
-        return not self.rounding.unbiased and isinstance(self.scale, MaxAbs) and not self.shared
+        nearest = not self.rounding.unbiased and not self.shared
+        return nearest and isinstance(self.scale, MaxAbs | Fixed)
 
     @functools.cached_property
     def facts(self) -> Facts:
         """A step fitted "unbiased" is one for elements that were rotated together.
 
-        Signs, and ternary levels at a mean of the largest elements, have no range beyond which
-        elements are clipped.
+        Signs, and ternary levels at a mean of the largest elements, have no range and clip nothing.
         """
-        limits = self.bits >= 2 or self.rounding.unbiased
+        limits = self.bits >= 2 or self.rounding.unbiased or isinstance(self.scale, Fixed)
         plain = isinstance(self.levels, Uniform) and isinstance(self.scale, MaxAbs)
         exact = plain and isinstance(self.steps, Exact) and not self.fit and not self.shared
         covers = self.scale.covers and self.steps.covers
@@ -136,6 +136,7 @@ class Quantizer(
             bits_per_element=self._claim,
             mixed=fitted if self.fit == "unbiased" else 0,
             span=self.levels.span,
+            homogeneous=not isinstance(self.scale, Fixed),
             worst=1 / self.levels.magnitude if exact else None,
             agrees=self.shared,
             clips=limits and not covers and not self.shared,
@@ -157,8 +158,7 @@ class Quantizer(
     def variance_bound(self, size: int, peak: float | None = None) -> float | None:
         """The smallest known `ω` with `E‖x̂ − x‖² ≤ ω‖x‖²` for every bucket of `size` elements.
 
-        None if the codec is biased or no bound is known. A `peak` gives another bound with the
-        largest magnitude as the scale.
+        None if it is biased or no bound is known. A `peak` gives one with the scale `MaxAbs()`.
         """
         if not self.unbiased or self.block:
             return None

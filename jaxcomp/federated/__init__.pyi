@@ -34,6 +34,7 @@ from jaxcomp.federated.predictors import (
     Regression as Regression,
     Unchanged as Unchanged,
 )
+from jaxcomp.federated.privacy import Privacy as Privacy, account_privacy as account_privacy
 from jaxcomp.federated.sampling import (
     Everyone as Everyone,
     Exactly as Exactly,

@@ -66,6 +66,33 @@ class MaxAbs(Scale):
 
 
 @dataclasses.dataclass(frozen=True)
+class Fixed(Scale):
+    """The same scale for every bucket that has an element other than zero.
+
+    All who encode with it have the same steps without agreeing on them first. Larger elements are
+    clipped; with a `Residual` the rest of them is sent later.
+
+    Args:
+        size: the scale, in units of the elements.
+
+    Raises:
+        ValueError: for a size that is not positive, or no float32.
+    """
+
+    size: float
+    covers = False
+
+    def __post_init__(self):
+        checks.positive("size", self.size)
+        if not 2.0**-126 <= self.size <= _LARGEST:
+            raise ValueError(f"`size` must be a normal float32, got {self.size}")
+
+    def __call__(self, x: Array, count: Array, rows: Rows = totals.IN_XLA) -> Float32[Array, "n 1"]:
+        top = totals.max_abs(x, rows)
+        return jnp.where(totals.is_finite(top) & (top > 0), jnp.float32(self.size), top)
+
+
+@dataclasses.dataclass(frozen=True)
 class WideMax(Scale):
     """The largest absolute value of each bucket multiplied by a factor, at most the largest float.
 

@@ -25,6 +25,7 @@ ELSEWHERE = {
     "frameworks.md": "end_to_end/test_frameworks.py",
     "local.md": "end_to_end/test_frameworks.py",
     "plain_jit.md": "end_to_end/test_frameworks.py",
+    "privacy.md": "adapters/test_flower_masks.py",
     "sharded.md": "transforms/test_sharded.py",
     "sites.md": "adapters/test_flower_site.py",
     "telemetry.md": "telemetry/test_telemetry.py",

@@ -294,7 +294,9 @@ def test_scales_survive_extremes():
             np.testing.assert_allclose(compiled(scale, x, count), [[factor * size]], rtol=1e-6)
     full = np.full((1, 512), 3e38, np.float32)
     assert np.isfinite(np.asarray(compiled(scales.L2(), full, np.array([[512]])))).all()
-    for scale in (scales.L2(), scales.MeanAbs(), scales.MaxAbs(), scales.ClippedMax()):
+    fixed = scales.Fixed(0.5)
+    assert float(compiled(fixed, full, np.array([[512]]))[0, 0]) == 0.5
+    for scale in (scales.L2(), scales.MeanAbs(), scales.MaxAbs(), scales.ClippedMax(), fixed):
         assert float(compiled(scale, np.zeros((1, 4), np.float32), count)[0, 0]) == 0.0
         for bad in (np.nan, np.inf, -np.inf):
             x = np.array([[1.0, bad, 0, 0]], np.float32)
@@ -334,3 +336,29 @@ def test_settings_of_quantizers_are_checked():
     ]:
         with pytest.raises(ValueError, match=said):
             make()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(("steps", "step"), [(1, 2.0**-20), (7, 1.0), (127, 2.0**-90)])
+def test_a_fixed_scale_rounds_to_whole_steps_and_clips(steps, step, dtype):
+    """So that integers of several workers have one step, without a word between them."""
+    codec = Quantizer(
+        levels=levels.Uniform(steps),
+        scale=scales.Fixed(steps * step),
+        rounding=rounding.Nearest(),
+        bucket_size=None,
+    )
+    whole = np.arange(-steps - 3, steps + 4)
+    x = jnp.asarray(
+        np.concatenate([whole, whole + 0.25, whole - 0.25, [1e30 / step]]) * step, dtype
+    )
+    found = np.asarray(jaxcomp.roundtrip(codec, 0, x), np.float64) / step
+    rounded = np.rint(np.asarray(x, np.float64) / step)
+    near = np.abs(np.asarray(x, np.float64) / step - rounded) < 0.5
+    np.testing.assert_array_equal(found[near], np.clip(rounded, -steps, steps)[near])
+    assert codec.contractive
+    assert codec.facts.clips
+    assert not codec.facts.homogeneous
+    for wrong in (0.0, -1.0, 1e-39, 1e39):
+        with pytest.raises(ValueError, match="`size` must be"):
+            scales.Fixed(wrong)

@@ -74,6 +74,7 @@ ARGUMENTS = {
     "Every": {"k": 4},
     "Exactly": {"r": 3},
     "Fitted": {"fraction": 0.01},
+    "Fixed": {"size": 0.5},
     "Float": {"positive": 7, "mantissa": 1},
     "Gather": {"link": LINK},
     "Geometric": {"positive": 16},

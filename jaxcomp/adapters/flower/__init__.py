@@ -9,6 +9,11 @@ from jaxcomp.adapters.flower.client import (
     compress_mod as compress_mod,
 )
 from jaxcomp.adapters.flower.closing import Quorum as Quorum
+from jaxcomp.adapters.flower.masks import (
+    MaskedFedAvg as MaskedFedAvg,
+    masked_integers as masked_integers,
+    masked_mod as masked_mod,
+)
 from jaxcomp.adapters.flower.records import arrays_of as arrays_of, params_of as params_of
 from jaxcomp.adapters.flower.site import Placed as Placed, Site as Site
 from jaxcomp.adapters.flower.strategy import CompressedFedAvg as CompressedFedAvg

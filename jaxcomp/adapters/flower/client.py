@@ -159,7 +159,7 @@ def compress_mod(
             if reply.has_error():
                 raise ValueError(f"the app's own training must succeed, it said {reply.error!r}")
             end = integers.as_floats(records.params_of(reply.content[arrays], start))
-            sent = _message(method, known, who(given, 1), end, own)
+            sent = message_of(method, known, who(given, 1), end, own)
             reported = dict(reply.content.metric_records)
             return Worked(sent, own.inner, _loss_of(reply.content), reported)
 
@@ -344,7 +344,7 @@ def unread(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _message(method: Method, known: Known, who: Clients, end: PyTree, own: Own) -> uplink.Message:
+def message_of(method: Method, known: Known, who: Clients, end: PyTree, own: Own) -> uplink.Message:
     """The message of a client that was trained elsewhere."""
     start = jax.tree.map(lambda c: c[0], known.centres)
     update = method.signal(start, end)
