@@ -57,6 +57,15 @@ def kernels(run: Callable[[str], Callable[..., Any]]) -> dict[str, Callable[...,
     return own
 
 
+def choose(default: Callable[..., Any], cpu: Callable[..., Any], *args: Any) -> Any:
+    """`by_platform` for functions of trees of arrays, of which a CPU has its own."""
+    flat, structure = jax.tree.flatten(args)
+    first, own = (
+        lambda *flat, f=f: f(*jax.tree.unflatten(structure, flat)) for f in (default, cpu)
+    )
+    return by_platform(program(first, *flat), {"cpu": own}, *flat)
+
+
 PRIMITIVE = jex_core.Primitive("jaxcomp_by_platform")
 PRIMITIVE.multiple_results = True
 
