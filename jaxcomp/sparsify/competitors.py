@@ -32,7 +32,7 @@ _FEWEST_LANES = 16
 """`_LANES` in shorter rows: the lanes of one register."""
 
 
-def size_bits(x: Array) -> Int32[Array, "n size"]:
+def size_bits(x: Array) -> Int32[Array, "..."]:
     """`|x|` as integers of the same order, NaN above infinity; float64 is rounded to float32."""
     return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32) & TOP
 
