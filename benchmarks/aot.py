@@ -114,11 +114,16 @@ class Report:
         for path in new:
             if "entry jaxcomp_" not in path.read_text():
                 continue
-            command = ["ptxas", "-v", "-arch=sm_90a", str(path), "-o", os.devnull]
-            said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+            said = assembled(path)
             spilled += sum(map(int, re.findall(r"(\d+) bytes spill", said)))
             registers = max(registers, *map(int, re.findall(r"Used (\d+) registers", said)))
         return {"registers": registers, "spilled bytes": spilled}
+
+
+def assembled(path: pathlib.Path) -> str:
+    """What the assembler says about registers and memory of the kernels in a file."""
+    command = ["ptxas", "-v", "-arch=sm_90a", str(path), "-o", os.devnull]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
 def operations(report: Report, device: Any) -> None:

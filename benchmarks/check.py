@@ -267,7 +267,7 @@ def same_tables() -> Found:
     yield from _written(source, jobs, (*jobs, "model"))
     for folder, job in (
         *(("seeds", "local"), ("hour", "local"), ("bfloat16", "mean")),
-        *(("delayed", "gossip-train"), ("delayed/leaves", "gossip-train")),
+        *((f"delayed{part}", "gossip-train") for part in ("", "/leaves", "/none")),
     ):
         yield from _written(source / folder, (job,), (job,))
 

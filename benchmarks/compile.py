@@ -7,6 +7,7 @@ devices, and the lines of its StableHLO are counted. The same table has the seco
 `init_state` and `describe` take, which work on shapes and allocate once.
 """
 
+import inspect
 import time
 from typing import Any
 
@@ -72,7 +73,7 @@ MODELS = {
 def recipes() -> dict[str, Any]:
     """The mean without a codec, then every recipe with its defaults."""
     parts = [text for text in catalogue.expressions() if text not in catalogue.VARIANTS]
-    found = {text: eval(text, dict(vars(jaxcomp))) for text in parts}
+    found = {text: eval(text, dict(inspect.getmembers(jaxcomp))) for text in parts}
     return {"dense": jaxcomp.Dense(), **{text.partition("(")[0]: found[text] for text in parts}}
 
 

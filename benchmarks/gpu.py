@@ -6,7 +6,9 @@ First each operation runs as a kernel, as compiled by XLA on the GPU, and as com
 CPU, on buckets of every sort: all must give the same bits. Collectives and their gradients run on
 the GPU and the CPU. Then each operation is timed as a kernel and by
 XLA, in turns. The bytes that it must move (input once, output once) are compared with the bandwidth
-that a copy of the same array reaches. Then every codec is timed as users call it.
+that a copy of the same array reaches. Then every codec is timed as users call it. Last, codecs that
+are far from a copy are timed whole and in parts (`gpu_parts.py`), with the launches of each
+program, how often these read or write the array, and the time of each by JAX's profiler.
 
 An operation that differs or fails is listed, the others are still measured, and the program ends
 with status 1. Results are written after each stage.
@@ -21,9 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gpu_collectives
+import gpu_parts
 import jax
 import jax.numpy as jnp
 import kernels
+import launches
 import numpy as np
 import reporting
 import timing
@@ -118,6 +122,24 @@ def measure_codec(prepared: Any, size: int, repeats: int) -> dict[str, float]:
     return {**found, "break_even_gbps": size * (32 - bits) / spent / 1e9}
 
 
+def ready_part(part: gpu_parts.Part) -> tuple[int, dict[str, Any], timing.Run]:
+    """The bytes of its array, the launches of a program as the compiler made them, and it."""
+    args = jax.device_put(part.inputs())
+    text = jax.jit(part.run).lower(*args).compile().as_text() or ""
+    run = timing.into_warm(part.run, *args, launches=LAUNCHES)
+    run()
+    return part.bytes, launches.record(text, part.bytes), run
+
+
+def measure_part(prepared: Any, bandwidth: float, repeats: int) -> dict[str, Any]:
+    size, counted, run = prepared
+    seconds = medians({"run": run}, repeats)["run"]
+    each = {name: time / LAUNCHES for name, time in gpu_parts.kernel_times(run).items()}
+    longest = dict(list(each.items())[:8])
+    copies = seconds * bandwidth / (2 * size)
+    return {**counted, "µs": 1e6 * seconds, "copies": copies, "kernels, µs": longest}
+
+
 def each(work: Callable[..., Any], given: Iterable[Any], title: str) -> list[Any]:
     """The results in order, or errors in one line: one failure does not end a run.
 
@@ -149,9 +171,16 @@ CODEC_COLUMNS = (
     "codec {name} | bits {bits:.3f} | encode s {encode_s:.2e} | decode s {decode_s:.2e} | "
     "pays below, Gbit/s {break_even_gbps:.0f}"
 )
+PART_COLUMNS = (
+    "program {name} | µs {µs:.0f} | copies of the array {copies:.2f} | "
+    "arrays read and written {passes:.2f} | kernels {kernel} | other launches {other}"
+)
 
 
 def record(name: str, found: dict[str, Any]) -> dict[str, Any]:
+    if "launches" in found:
+        kernel, every = found["launches"].get("kernel", 0), sum(found["launches"].values())
+        return {**found, "name": name, "kernel": kernel, "other": every - kernel}
     if "seconds" not in found:  # A codec.
         return {**found, "name": name}
     times = {how: 1e6 * spent for how, spent in found["seconds"].items()}
@@ -225,6 +254,16 @@ def main() -> None:
         [*CODECS],
         each(lambda codec: ready_codec(codec, x), CODECS.values(), "codecs, compiled"),
         lambda one: measure_codec(one, x.size, options.repeats),
+    )
+    del x
+    parts = [*gpu_parts.parts(options.size)]
+    keep(
+        "parts",
+        "Where the time goes",
+        PART_COLUMNS,
+        [part.name for part in parts],
+        each(ready_part, parts, "parts, compiled"),
+        lambda one: measure_part(one, bandwidth, options.repeats),
     )
     sys.exit(bool(faults))
 

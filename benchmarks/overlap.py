@@ -38,13 +38,34 @@ class Overlap(NamedTuple):
 
 
 def read(text: str, kinds: frozenset[str]) -> Overlap:
-    """The overlap of a compiled program with its collectives of these kinds."""
+    """The overlap of a compiled program with its collectives of these kinds.
+
+    A loop counts as one iteration, whose collectives begin and end within it.
+    """
     program = _Program(text)
-    total = beside = 0.0
-    under_way: set[str] = set()
     starts: list[tuple[str, float]] = []
-    for line in program.bodies[program.entry]:
+    total, beside = _walk(program, program.entry, kinds, starts, 0.0)
+    scale = total or 1.0
+    return Overlap(total, beside / scale, tuple((kind, at / scale) for kind, at in starts))
+
+
+def _walk(
+    program: "_Program",
+    body: str,
+    kinds: frozenset[str],
+    starts: list[tuple[str, float]],
+    total: float,
+) -> tuple[float, float]:
+    """The arithmetic up to the end of a computation, and how much of its own is beside others."""
+    beside = 0.0
+    under_way: set[str] = set()
+    for line in program.bodies[body]:
         name = _name(line)
+        loop = re.search(r" while\(.* body=%?([\w.\-]+)", line)
+        if loop and not under_way:
+            total, inside = _walk(program, loop[1], kinds, starts, total)
+            beside += inside
+            continue
         work = program.flops_of(line)
         carried = any(program.carries(body) for body in _called(line)) and work > 0
         found = _COLLECTIVE.search(line)
@@ -57,8 +78,7 @@ def read(text: str, kinds: frozenset[str]) -> Overlap:
             under_way |= {name} if found[2] else set()
         total += work
         beside += work if under_way or carried else 0.0
-    scale = total or 1.0
-    return Overlap(total, beside / scale, tuple((kind, at / scale) for kind, at in starts))
+    return total, beside
 
 
 class _Program:

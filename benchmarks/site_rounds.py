@@ -8,7 +8,8 @@
 
 All runs are those of `examples/sites.py`: Flower's processes, the processes of four sites, and a
 relay before each. `links` compares rounds and the time to a loss over links with those over the
-loopback; `processes` those of sites that stay up with those of a process for each message; `events`
+loopback; `processes` those of sites that stay up with those of Flower's nodes, and with those of a
+process for each message; `events`
 the rounds to a loss where one site is killed for a third of the run and one joins at half; `kills`
 kills sites and the server at random, and adds up in whole numbers what sites gave, what the centre
 got and what residuals hold; `losses` does so with the byte model, and compares its last loss with
@@ -19,6 +20,7 @@ A job of several seeds that has been stopped goes on with the next seed of its f
 
 import json
 import pathlib
+import re
 import shutil
 import statistics
 import sys
@@ -67,13 +69,14 @@ def trained(
     folder: pathlib.Path,
     *,
     resident: bool = True,
+    node: bool = True,
 ) -> dict[str, Any]:
     """A run; `happens(net, rounds)` is called again and again with the rounds so far."""
     shutil.rmtree(folder, ignore_errors=True)
     begin = time.monotonic()
     first = config.pop("first", range(SITES))
     config = {"patience": max(PATIENCE, 1.5 * config["deadline"]), **config}
-    with Network(folder, config, SITES, link, resident=resident) as net:
+    with Network(folder, config, SITES, link, resident=resident, node=node) as net:
         net.start_server()
         net.join(*first)
 
@@ -102,14 +105,26 @@ def reached(rounds: list[dict[str, Any]], target: float = TARGET) -> dict[str, f
     raise ValueError(f"the loss {target} was not reached: {rounds[-1]}")
 
 
-def over_link(name: str, seed: int, folder: pathlib.Path, *, resident: bool = True) -> Any:
-    """Time and rounds to the loss over one link."""
+def over_link(name: str, seed: int, folder: pathlib.Path, **kind: bool) -> Any:
+    """Time and rounds to the loss over one link; `kind` is that of the sites' processes."""
     config = {"rounds": 12, "steps": 20, "quorum": SITES, "deadline": 60.0, "seed": seed}
-    run = trained(config, LINKS[name], nothing, 600, folder, resident=resident)
+    run = trained(config, LINKS[name], nothing, 600, folder, **kind)
     times = [row["time"] for row in run["rounds"] if row["round"]]
     last = run["rounds"][-1]
     seconds = statistics.median(np.diff(times))
-    return {**reached(run["rounds"]), "round_s": seconds, "up": last["up"], "down": last["down"]}
+    sent = {"up": last["up"], "down": last["down"]}
+    return {**reached(run["rounds"]), "round_s": seconds, **sent, **parts_of(folder)}
+
+
+def parts_of(folder: pathlib.Path) -> dict[str, float]:
+    """Medians of what the sites' nodes say of each round's parts; nothing of Flower's nodes."""
+    pattern = r"received in ([\d.]+) s, answered in ([\d.]+) s, sent in ([\d.]+) s"
+    rows: list[Any] = []
+    for log in (folder / "logs").glob("node*.log"):
+        rows += re.findall(pattern, log.read_text())[1:]  # Sites compile in the first round.
+    names = ("received_s", "answered_s", "sent_s")
+    middle = np.median(np.array(rows, float), axis=0).tolist() if rows else []
+    return dict(zip(names, middle, strict=False))
 
 
 CALM, DISTURBED = "calm", "one killed for a third, one joins at half"
@@ -133,18 +148,23 @@ def with_events(name: str, seed: int, folder: pathlib.Path) -> Any:
     return {**reached(run["rounds"]), "last": run["rounds"][-1]}
 
 
-STAYS, FRESH = "a process that stays up", "a process for each message"
+KINDS = {
+    "site and node stay up": {},
+    "the site stays up, Flower's node": {"node": False},
+    "a process for each message": {"resident": False},
+}
+"""The processes of a site."""
 
 
 def of_processes(name: str, seed: int, folder: pathlib.Path) -> Any:
     """Time and rounds to the loss over the loopback."""
-    return over_link("loopback", seed, folder, resident=name == STAYS)
+    return over_link("loopback", seed, folder, **KINDS[name])
 
 
 JOBS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "links": (over_link, tuple(LINKS)),
     "events": (with_events, (CALM, DISTURBED)),
-    "processes": (of_processes, (STAYS, FRESH)),
+    "processes": (of_processes, tuple(KINDS)),
 }
 """The jobs of several seeds, and the runs of each, which alternate."""
 
@@ -295,7 +315,10 @@ LINK_COLUMNS = (
     "of all seeds {spread} | ÷ loopback {times:.2f} | a round, s {round_s:.2f} | "
     "forecast, s {forecast:.2f}"
 )
-PROCESS_COLUMNS = "process {name} | seeds {seeds} | a round, s {round_s:.2f}"
+PROCESS_COLUMNS = (
+    "process {name} | seeds {seeds} | a round, s {round_s:.2f} | received {received_s:.2f} | "
+    "answered {answered_s:.2f} | sent {sent_s:.2f}"
+)
 EVENT_COLUMNS = "run {name} | seeds {seeds} | rounds, median {rounds:.0f} | from {low} | to {high}"
 KILL_COLUMNS = (
     "rounds {rounds} | sites killed {sites} | server killed {server} | late messages {late} | "
@@ -315,19 +338,16 @@ def table_of(job: str, found: Any) -> reporting.Table:
     """The table of a job."""
     if job == "processes":
         rows = [
-            {
-                "name": name,
-                "seeds": len(runs),
-                "round_s": statistics.median(r["round_s"] for r in runs),
-            }
+            {"name": name, "seeds": len(runs), **{k: _middle(runs, k) for k in runs[0]}}
             for name, runs in found.items()
+            if runs
         ]
         return reporting.Table("Rounds of 20 steps over the loopback", PROCESS_COLUMNS, rows)
     if job == "links":
         base = statistics.median(one["seconds"] for one in next(iter(found.values())))
         rows = []
         for name, runs in found.items():
-            middle = {key: statistics.median(one[key] for one in runs) for key in runs[0]}
+            middle = {key: _middle(runs, key) for key in runs[0]}
             ahead = forecast(name, middle)
             spread = " to ".join(f"{f(one['seconds'] for one in runs):.1f}" for f in (min, max))
             more = {"times": middle["seconds"] / base, "forecast": ahead, "spread": spread}
@@ -352,6 +372,10 @@ def table_of(job: str, found: Any) -> reporting.Table:
         return reporting.Table("Random kills, the byte model", LOSS_COLUMNS, rows)
     row = _row(found)
     return reporting.Table("Random kills, in whole numbers", KILL_COLUMNS, [row])
+
+
+def _middle(runs: list[Any], name: str) -> float:
+    return statistics.median(one[name] for one in runs)
 
 
 def _row(found: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """A server and sites on this machine, each site behind a link of its own: for `sites.py`.
 
-All of it is Flower's: the SuperLink with TLS and keys for its SuperNodes, and one SuperNode for
-each site. Beside it runs the process of each site, which stays up. Between a SuperNode and the
-SuperLink is a relay with the delay and the rate of an internet link.
+The SuperLink is Flower's, with TLS and keys for its nodes. Each site has a node and a process that
+stays up. Between a node and the SuperLink is a relay with the delay and the rate of an internet
+link.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ PEM, NO_PASSWORD = serialization.Encoding.PEM, serialization.NoEncryption()
 
 
 class Network:
-    """A SuperLink, SuperNodes behind relays, and the processes of sites.
+    """A SuperLink, nodes behind relays, and the processes of sites.
 
     Args:
         folder: where everything is stored: keys, logs, the server's checkpoint, each site's state.
@@ -41,6 +41,7 @@ class Network:
         sites: how many sites have a key.
         link: the settings of every relay, such as `{"delay": 0.025, "rate": 10e6}`.
         resident: whether the process of a site stays up; else each message starts a new one.
+        node: whether a site's node is `jaxcomp_site.node`; else it is Flower's SuperNode.
     """
 
     def __init__(
@@ -51,8 +52,12 @@ class Network:
         link: Any,
         *,
         resident: bool = True,
+        node: bool = True,
     ):
         self.folder, self.sites, self._link, self._resident = folder, sites, link, resident
+        self._node: list[Any] = [federated_flower.BIN / "flower-supernode"]
+        if node and resident:
+            self._node = [sys.executable, "-m", "jaxcomp_site.node"]
         own = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
         self._config = {**own, **config, "sites": sites, "folder": str(folder / "server")}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -62,7 +67,9 @@ class Network:
         self._environment = {
             **os.environ,
             "PATH": f"{federated_flower.BIN}{os.pathsep}{os.environ.get('PATH', '')}",
-            "PYTHONPATH": os.pathsep.join(map(str, (HERE, APP, HERE.parent / "benchmarks"))),
+            "PYTHONPATH": os.pathsep.join(
+                map(str, (HERE, APP, HERE.parent, HERE.parent / "benchmarks"))
+            ),
             "FLWR_HOME": str(folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -122,14 +129,14 @@ class Network:
         subprocess.run(["pkill", "-9", "-f", f"api-address 127.0.0.1:{self._port}"], check=False)
 
     def start_node(self, number: int) -> None:
-        """Starts a site's SuperNode, behind its relay."""
+        """Starts a site's node, behind its relay."""
         if number not in self.relays:
             relay = Relay(to=("127.0.0.1", self._port), seed=number, **self._link)
             self.relays[number] = relay.__enter__()
         self._nodes.add(number)
         (own,) = federated_flower.free_ports(1)
         site = json.dumps(str(self.folder / f"site{number}"))
-        command = [federated_flower.BIN / "flower-supernode", "--port", own]
+        command = [*self._node, "--port", own]
         command += ["--superlink", f"127.0.0.1:{self.relays[number].port}"]
         command += ["--root-certificates", self.folder / "ca.pem"]
         command += ["--auth-supernode-private-key", self.folder / f"node{number}"]
@@ -141,7 +148,7 @@ class Network:
         self._start(f"site{number}", [*command, "--folder", self.folder / f"site{number}"])
 
     def join(self, *numbers: int) -> None:
-        """Starts sites: the process and the SuperNode of each."""
+        """Starts sites: the process and the node of each."""
         for number in numbers:
             if self._resident:
                 self.start_site(number)
@@ -185,7 +192,7 @@ class Network:
     def wait(self, done: Any, seconds: float) -> None:
         """Returns once `done()` is true.
 
-        A SuperNode that has ended is started again, as by a supervisor: for a minute after it was
+        A node that has ended is started again, as by a supervisor: for a minute after it was
         killed, the SuperLink takes its successor for a second one, and refuses it.
         """
         until = time.monotonic() + seconds

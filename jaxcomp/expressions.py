@@ -75,7 +75,7 @@ def names() -> dict[str, Any]:
     """Every public class and function, by its name."""
     found, jaxcomp = {}, importlib.import_module("jaxcomp")
     for module in (*(getattr(jaxcomp, family) for family in _FAMILIES), jaxcomp):
-        for name, value in vars(module).items():
+        for name, value in inspect.getmembers(module):
             own = getattr(value, "__module__", "").startswith("jaxcomp.")
             if name[0] != "_" and callable(value) and own:
                 found[name] = value

@@ -259,12 +259,13 @@ def _options_of_plan(add: Callable[..., Any]) -> None:
         "taken to be faster by so much as its memory is",
     )
     add(
-        "--elements",
-        type=options.count,
-        default=2**22,
-        help="to time codecs with (default: 4,194,304)",
+        "--exact",
+        action="store_true",
+        help="time every codec now, which takes a minute: without it, times are those kept of this "
+        "machine, or the library's own, scaled by a copy here",
     )
-    add("--repeats", type=options.count, default=7, help="of which the fastest counts (default: 7)")
+    add("--elements", type=options.count, help="of an exact timing (default: 4,194,304)")
+    add("--repeats", type=options.count, help="of an exact timing; the fastest counts (default: 7)")
     add("--plot", type=pathlib.Path, metavar="FILE", help="draw it, as .png, .svg or .pdf")
 
 

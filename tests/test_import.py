@@ -1,5 +1,7 @@
 """The import of the package, and its checks during tests."""
 
+import importlib
+import inspect
 import pathlib
 import subprocess
 import sys
@@ -37,6 +39,40 @@ print(*(name for name in heavy if name in sys.modules))
     command = [sys.executable, "-c", script]
     said = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
     assert said.stdout.split() == []
+
+
+def test_names_are_imported_when_they_are_first_used():
+    """A user of one codec does not wait for planners, federated training and the like."""
+    script = """
+import sys
+import jaxcomp
+def loaded():
+    return {name for name in sys.modules if name.startswith("jaxcomp.")}
+assert len(loaded()) < 40, sorted(loaded())
+jaxcomp.qsgd_inf
+assert "jaxcomp.recipes.quantizers" in loaded()
+assert not {"jaxcomp.planning.planner", "jaxcomp.federated.simulation"} & loaded()
+from jaxcomp import *
+assert qsgd_inf is jaxcomp.qsgd_inf and planning is jaxcomp.planning
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_every_name_of_a_stub_is_there():
+    """And none is a module of its package, whose import would take the name's place."""
+    package = pathlib.Path(jaxcomp.__file__).parent
+    stubs = [stub for stub in package.rglob("__init__.pyi") if stub.parent != package]
+    assert len(stubs) > 10
+    for stub in stubs:
+        name = ".".join(stub.parent.relative_to(package.parent).parts)
+        found = importlib.import_module(name)
+        assert found.__all__
+        assert set(found.__all__) <= set(dir(found))
+        values = {own: getattr(found, own) for own in found.__all__}
+        modules = {own for own, value in values.items() if inspect.ismodule(value)}
+        assert not {path.stem for path in stub.parent.glob("*.py")} & (values.keys() - modules)
+        with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'absent'"):
+            _ = found.absent
 
 
 def test_a_sites_app_and_checkpoints_import_no_jax():

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from tables import reporting
 
 import jaxcomp
-from jaxcomp.planning import planner, timing
+from jaxcomp.planning import kept, planner, timing
 from jaxcomp.theory import cost
 
 # isort: split
@@ -56,7 +56,7 @@ def accelerator(way: Any) -> timing.Measured:
     return timing.Measured(1, encode + decode, decode, code / BANDWIDTH, 0.0)
 
 
-def prices(clock: planner.Clock) -> dict[str, list[cost.Price]]:
+def prices(clock: kept.Clock) -> dict[str, list[cost.Price]]:
     """By method, the cost of a mean for each number of workers."""
     like = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)
     ways = {BASE: jaxcomp.Dense("bfloat16"), **WAYS}

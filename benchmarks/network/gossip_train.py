@@ -39,7 +39,7 @@ def gossiped(make: Any, codec: Any, **settings: Any) -> Any:
     return make(codec, AXIS, learning_rate=RATE, inner=adam(), key=SEED, **settings)
 
 
-def two_shots(delay: float) -> optax.GradientTransformation:
+def two_shots(delay: float | None) -> optax.GradientTransformation:
     return averaged(jaxcomp.TwoShot(train.TWO_SHOT, train.TWO_SHOT, delay=delay))
 
 
@@ -48,7 +48,9 @@ METHODS: dict[str, Callable[[float], Any]] = {
     "all-reduce, dense": lambda _: averaged(jaxcomp.Dense(delay=0.0)),
     "all-reduce, dense, one message": lambda _: optax.flatten(averaged(jaxcomp.Dense(delay=0.0))),
     "dense, at once": lambda delay: averaged(jaxcomp.Dense(delay=delay)),
+    "dense, as it comes": lambda _: averaged(jaxcomp.Dense()),
     "two shots, 4-bit": two_shots,
+    "two shots, 4-bit, as they come": lambda _: two_shots(None),
     "two shots, 4-bit, one after another": lambda _: two_shots(0.0),
     "D-PSGD on a ring, dense": lambda _: gossiped(algorithms.dpsgd, gossiping.DENSE),
     "CHOCO-SGD on a ring, 4-bit": lambda _: gossiped(algorithms.choco_sgd, FOUR, mixing=0.8),

@@ -19,7 +19,7 @@ import mean
 import namespaces
 from tables import Table, reporting
 
-from jaxcomp.planning import planner, timing
+from jaxcomp.planning import kept, planner, timing
 from jaxcomp.theory import comparison, cost, local_rounds, units
 from jaxcomp.theory.candidates import Way
 
@@ -65,7 +65,7 @@ def _name(way: str) -> str:
     return way.replace(", delay=None", "")
 
 
-def clock_of(cells: list[dict[str, Any]], cell: dict[str, Any]) -> planner.Clock:
+def clock_of(cells: list[dict[str, Any]], cell: dict[str, Any]) -> kept.Clock:
     """Times of codecs with the same number of processes, over any network."""
     (work,) = (
         other["work"]

@@ -14,7 +14,7 @@ from jaxcomp.layout import policy as policy_
 from jaxcomp.layout.policy import Policy
 from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.optimizers import prox_adagrad, rda_adagrad
-from jaxcomp.optimizers.projected import averaged, projected
+from jaxcomp.optimizers.projections import averaged, projected
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.transforms.view import displaced_mean

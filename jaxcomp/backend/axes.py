@@ -17,6 +17,7 @@ from jax import lax
 from jax.extend import core as jex_core
 from jax.interpreters import batching, mlir
 
+from jaxcomp.backend import platforms
 from jaxcomp.types import Array, AxisName, PyTree
 
 _TILE = 128
@@ -209,9 +210,9 @@ def gather(x: Array, axis_name: AxisName, *, at_once: bool = False) -> Array:
     def pad_and_gather(x: Array) -> Array:
         return _gather(jnp.pad(x, (0, -size % _TILE)), axis_name)[:, :size]
 
-    if size % _TILE == 0:
+    if size % _TILE == 0 or not between_devices(axis_name):
         return _gather(x, axis_name)
-    return lax.platform_dependent(x, tpu=pad_and_gather, default=lambda x: _gather(x, axis_name))
+    return platforms.collective(lambda x: _gather(x, axis_name), x, {"tpu": pad_and_gather})
 
 
 def _gather(x: Array, axis_name: AxisName) -> Array:
@@ -266,12 +267,14 @@ def exchange(rows: Array, axis_name: AxisName, *, at_once: bool = False) -> Arra
 
     if size == 0:
         return rows
+    if not between_devices(axis_name):
+        return swap(rows)
     # Long rows between CPUs of several hosts avoid Gloo's all-to-all: two workers that send to each
     # other wait for each other.
     own: dict[str, Any] = {} if size % _TILE == 0 else {"tpu": pad_and_swap}
     if jax.process_count() > 1 and not at_once:
         own["cpu"] = lambda rows: _in_turns(rows, axis_name)
-    return lax.platform_dependent(rows, **own, default=swap) if own else swap(rows)
+    return platforms.collective(swap, rows, own) if own else swap(rows)
 
 
 def _make_mapped(x: Array, axis_name: AxisName) -> Array:

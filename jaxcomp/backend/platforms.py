@@ -16,6 +16,30 @@ IMPLEMENTATIONS = ("reference", "gpu", "tpu", "gpu_interpret", "tpu_interpret")
 _PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}
 
 
+def primitive(name: str) -> Any:
+    """A primitive that stands for its parameter `traced`, a program, and derives like it."""
+    new = jex_core.Primitive(name)
+    new.multiple_results = True
+
+    def batch(args: Any, dims: Any, *, traced: Any, **_: Any) -> Any:
+        out = jax.vmap(jex_core.jaxpr_as_fun(traced), in_axes=tuple(dims))(*args)
+        return out, [0] * len(out)
+
+    def differentiate(primals: Any, tangents: Any, *, traced: Any, **_: Any) -> Any:
+        given = tuple(ad.instantiate_zeros(tangent) for tangent in tangents)
+        return jax.jvp(jex_core.jaxpr_as_fun(traced), tuple(primals), given)
+
+    def run(*args: Any, traced: Any, **_: Any) -> list[Any]:
+        return jex_core.jaxpr_as_fun(traced)(*args)
+
+    new.def_impl(run)
+    mlir.register_lowering(new, mlir.lower_fun(run, multiple_results=True))
+    new.def_abstract_eval(lambda *_, traced, **__: list(traced.out_avals))
+    batching.primitive_batchers[new] = batch
+    ad.primitive_jvps[new] = differentiate
+    return new
+
+
 class RefusedError(ValueError):
     """The error for an input that a kernel cannot process."""
 
@@ -66,11 +90,12 @@ def choose(default: Callable[..., Any], cpu: Callable[..., Any], *args: Any) -> 
     return by_platform(program(first, *flat), {"cpu": own}, *flat)
 
 
-PRIMITIVE = jex_core.Primitive("jaxcomp_by_platform")
-PRIMITIVE.multiple_results = True
+PRIMITIVE = primitive("jaxcomp_by_platform")
 
 
-def by_platform(default: Any, own: dict[str, Callable[..., Any]], *args: jax.Array) -> Any:
+def by_platform(
+    default: Any, own: dict[str, Callable[..., Any]], *args: jax.Array, split: bool = False
+) -> Any:
     """`own[platform](*args)` on platforms with their own function, else `default(*args)`.
 
     As `jax.lax.platform_dependent`, but an own function is traced only when a program is lowered
@@ -85,13 +110,27 @@ def by_platform(default: Any, own: dict[str, Callable[..., Any]], *args: jax.Arr
         default: `program(function, *args)`.
         own: by platform, its own function.
         *args: arrays.
+        split: whether XLA may split own functions over devices.
     """
     jaxpr, shapes = default
     flat = tuple(
         (platform, lambda *args, f=f: jax.tree.leaves(f(*args))) for platform, f in own.items()
     )
-    out = PRIMITIVE.bind(*args, default=jex_core.jaxpr_as_fun(jaxpr), own=flat, traced=jaxpr)
+    run = jex_core.jaxpr_as_fun(jaxpr)
+    out = PRIMITIVE.bind(*args, default=run, own=flat, traced=jaxpr, split=split)
     return jax.tree.unflatten(jax.tree.structure(shapes), out)
+
+
+def collective(
+    default: Callable[..., Any], x: jax.Array, own: Mapping[str, Callable[..., Any]]
+) -> jax.Array:
+    """`own[platform](x)`, or `default(x)` on other platforms, for collectives over devices.
+
+    `jax.lax.platform_dependent` makes a conditional of one branch, which XLA does not always
+    remove, and nothing runs beside a collective inside of it.
+    """
+    traced = {name: jex_core.jaxpr_as_fun(jax.make_jaxpr(f)(x)) for name, f in own.items()}
+    return by_platform(program(default, x), traced, x, split=True)
 
 
 def program(function: Callable[..., Any], *args: jax.Array) -> tuple[Any, Any]:
@@ -99,9 +138,8 @@ def program(function: Callable[..., Any], *args: jax.Array) -> tuple[Any, Any]:
     return jax.make_jaxpr(function, return_shape=True)(*args)
 
 
-def _run(*args: jax.Array, default: Any, own: Any, traced: Any) -> list[jax.Array]:
+def _run(*args: jax.Array, default: Any, own: Any, **_: Any) -> list[jax.Array]:
     """Runs eagerly, on the device of the arrays."""
-    del traced
     devices = set().union(*(x.devices() for x in args))
     if len(devices) > 1:
         return default(*args)
@@ -110,27 +148,20 @@ def _run(*args: jax.Array, default: Any, own: Any, traced: Any) -> list[jax.Arra
     return dict(own).get(platform, default)(*args)
 
 
-def _batch(args: Any, dims: Any, *, default: Any, own: Any, traced: Any) -> Any:
+def _batch(args: Any, dims: Any, *, default: Any, own: Any, traced: Any, split: bool) -> Any:
     del traced
 
     def batch(f):
         return jax.vmap(f, in_axes=tuple(dims))  # None where an argument is not mapped.
 
     kernels = {platform: batch(f) for platform, f in own if platform != "cpu"}
-    out = by_platform(program(batch(default), *args), kernels, *args)
+    out = by_platform(program(batch(default), *args), kernels, *args, split=split)
     return out, [0] * len(out)
 
 
-def _differentiate(primals: Any, tangents: Any, *, default: Any, own: Any, traced: Any) -> Any:
-    del own, traced
-    given = [ad.instantiate_zeros(tangent) for tangent in tangents]
-    return jax.jvp(default, tuple(primals), tuple(given))
-
-
-def _lowering(platform: str | None) -> Callable[..., Any]:
-    def rule(ctx: Any, *args: Any, default: Any, own: Any, traced: Any) -> Any:
-        del traced
-        run = dict(own).get(platform, default) if _all_local(ctx) else default
+def _lowering(platform: str) -> Callable[..., Any]:
+    def rule(ctx: Any, *args: Any, default: Any, own: Any, split: bool, **_: Any) -> Any:
+        run = dict(own).get(platform, default) if split or _all_local(ctx) else default
         return mlir.lower_fun(run, multiple_results=True)(ctx, *args)
 
     return rule
@@ -146,9 +177,6 @@ def _all_local(ctx: Any) -> bool:
 
 
 PRIMITIVE.def_impl(_run)
-PRIMITIVE.def_abstract_eval(lambda *_, traced, **__: list(traced.out_avals))
 batching.primitive_batchers[PRIMITIVE] = _batch
-ad.primitive_jvps[PRIMITIVE] = _differentiate
-mlir.register_lowering(PRIMITIVE, _lowering(None))
 for _platform in ("cpu", "cuda", "tpu"):
     mlir.register_lowering(PRIMITIVE, _lowering(_platform), platform=_platform)

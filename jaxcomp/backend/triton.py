@@ -2,7 +2,7 @@
 
 JAX deprecates this backend from 0.11 on, without a date of removal. The other one, Mosaic GPU, has
 no interpreter in which bits could be checked without a device, and needs Hopper or newer. A change
-of backend is a change of these three functions.
+of backend is a change of these four functions.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,3 +57,15 @@ def load(ref: Any, *, mask: Array | None = None, other: Array | None = None) -> 
 def store(ref: Any, values: Array, *, mask: Array | None = None) -> None:
     """Writes the elements at `ref.at[places]` where `mask` is not False."""
     _triton.store(ref, values, mask=mask)
+
+
+def instruction(name: str, x: Array) -> Array:
+    """The instruction of this name for each element, by NVIDIA's manual of PTX."""
+    (found,) = _triton.elementwise_inline_asm(
+        f"{name} $0, $1;",
+        args=[x],
+        constraints="=r,r",
+        pack=1,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
+    )
+    return found

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import core
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core as jex_core
-from jax.interpreters import ad, batching, mlir, partial_eval
+from jax.interpreters import batching, mlir, partial_eval
 
 from jaxcomp.backend import platforms
 
@@ -114,10 +114,7 @@ class _Separate:
         return jax.tree.unflatten(self.structure, out)
 
 
-_separately = jex_core.Primitive("jaxcomp_separately")
-_separately.multiple_results = True
-_separately.def_impl(lambda *args, traced, **_: jex_core.jaxpr_as_fun(traced)(*args))
-_separately.def_abstract_eval(lambda *_, traced, **__: list(traced.out_avals))
+_separately = platforms.primitive("jaxcomp_separately")
 
 
 def _separate(*args: jax.Array, traced: Any, run: Any) -> list[jax.Array]:
@@ -133,20 +130,7 @@ def _batch_separate(args: Any, dims: Any, *, traced: Any, run: Any) -> Any:
     return out, [0] * len(out)
 
 
-def _differentiate_separate(primals: Any, tangents: Any, *, traced: Any, run: Any) -> Any:
-    del run
-    given = [ad.instantiate_zeros(tangent) for tangent in tangents]
-    return jax.jvp(jex_core.jaxpr_as_fun(traced), tuple(primals), tuple(given))
-
-
-def _inline_separate(ctx: Any, *args: Any, traced: Any, run: Any) -> Any:
-    del run
-    return mlir.lower_fun(jex_core.jaxpr_as_fun(traced), multiple_results=True)(ctx, *args)
-
-
 batching.primitive_batchers[_separately] = _batch_separate
-ad.primitive_jvps[_separately] = _differentiate_separate
-mlir.register_lowering(_separately, _inline_separate)
 mlir.register_lowering(
     _separately, mlir.lower_fun(_separate, multiple_results=True), platform="cpu"
 )

@@ -4,6 +4,7 @@ from jaxcomp.bits.dispatch import (
     IMPLEMENTATIONS as IMPLEMENTATIONS,
     decode_sum as decode_sum,
     encode as encode,
+    encode_fitted as encode_fitted,
     pack as pack,
     unpack as unpack,
 )

@@ -115,6 +115,34 @@ def encode(
     return platforms.by_platform(default, platforms.kernels(run), *args)
 
 
+def encode_fitted(
+    grid: Grid,
+    reference: Callable[..., Any],
+    x: Array,
+    count: Array,
+    key: UInt32[Array, "2"],
+    first: Array,
+) -> tuple[UInt32[Array, "n words"], tuple[Float32[Array, " n"]]]:
+    """`encode` with a step that is fitted to the codes: one pass on a GPU, else the reference.
+
+    Args:
+        grid: as for `encode`; its `fitted` gives the step that is sent.
+        reference: `reference(x, count, key, first)` returns the same bits.
+        x: as for `encode`, as all that follow.
+        count: the real elements of each bucket.
+        key: the key of the dither.
+        first: the number of bucket 0.
+    """
+    number = jnp.asarray(first).astype(jnp.uint32)
+    args = axes.match_vma(*map(jnp.asarray, (x, count, key, number)))
+    refused = gpu.refuses(grid.bits, x.shape[1], x.dtype) or not gpu.folds(x.shape[1], grid.bits)
+    own = {} if refused else {"cuda": functools.partial(gpu.encode, grid)}
+    words, step = platforms.by_platform(
+        platforms.program(lambda *args: jax.tree.leaves(reference(*args)), *args), own, *args
+    )
+    return words, (step,)
+
+
 def decode_sum(
     grid: Grid,
     packed: UInt32[Array, "workers n words"],

@@ -4,6 +4,7 @@ One program holds a few buckets: it reads their elements from memory once, finds
 reads them field by field again from its cache to round and pack them.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from jax import lax
 from jaxcomp.backend import axes, triton
 from jaxcomp.backend.triton import pallas as pl
 from jaxcomp.bits.grid import Grid
-from jaxcomp.bits.planes import Bits, lanes, planes, words as words_of
+from jaxcomp.bits.planes import Bits, Plane, TritPlane, lanes, planes, words as words_of
 from jaxcomp.numerics import addition, noise
 from jaxcomp.quantize.totals import IN_GPU, INTERPRETED
 from jaxcomp.types import Array, ArrayLike
@@ -25,6 +26,10 @@ ELEMENTS = 1024
 With 512 a warp, the fields of narrow codes leave most threads without an element, and signs take
 two to four times as long to pack; with 2,048, some decoders take up to 25 % longer (on an H200).
 """
+
+FITTED = 512
+"""The elements of a warp that keeps codes until the step is fitted: with 1,024, a thread needs 197
+registers (of 4 bits), and a multiprocessor has room for eight warps."""
 
 LARGEST = 8192
 """Elements of the largest bucket that a program can hold."""
@@ -90,14 +95,11 @@ def encode(
     def kernel(seeds_ref, count_ref, *refs):
         *scale_ref, x_ref, words_ref, steps_ref = refs
         rows, columns = _rows(n, size), _columns(size)
-        inside = columns < size
-        if scale_ref:
-            scales = _load(scale_ref[0], rows, _columns(1))
-        else:
-            whole = _load(x_ref, rows, columns, inside)
-            scales = grid.scale(whole, _load(count_ref, rows, _columns(1)), how)
+        inside, counts = columns < size, _load(count_ref, rows, _columns(1))
+        whole = _load(x_ref, rows, columns, inside)
+        given = _load(scale_ref[0], rows, _columns(1)) if scale_ref else None
+        scales = grid.scale(whole, counts, how) if given is None else given
         step, factor = grid.step(scales, x.dtype, how)
-        _store(steps_ref, rows, _columns(1), _columns(1) < 1, step)
         number = seeds_ref[2] + rows.astype(jnp.uint32)
         high, low = noise.absorb(seeds_ref[0], seeds_ref[1], number)
 
@@ -107,10 +109,18 @@ def encode(
             part = _load(x_ref, rows, columns, inside)
             return codes_of(part, factor, high, low, columns.astype(jnp.uint32))
 
-        _pack(words_ref, rows, grid.bits, size, field)
+        if grid.fit:
+            codes = grid.codes(whole, factor, high, low, columns.astype(jnp.uint32))
+            step = grid.fitted(whole, codes, counts, how)
+            _fold(words_ref, rows, grid.bits, size, codes)
+        else:
+            _pack(words_ref, rows, grid.bits, size, field)
+        _store(steps_ref, rows, _columns(1), _columns(1) < 1, step)
 
     shapes = [(words_of(size, grid.bits), jnp.uint32), (1, jnp.float32)]
-    packed, steps = _call(kernel, n, size, shapes, interpret, seeds, count[:, None], *given, x)
+    arrays = (seeds, count[:, None], *given, x)
+    each = FITTED if grid.fit else ELEMENTS
+    packed, steps = _call(kernel, n, size, shapes, interpret, *arrays, each=each)
     return packed, steps[:, 0]
 
 
@@ -139,24 +149,74 @@ def decode_sum(
 
 
 def _pack(words_ref: Any, rows: Array, bits: Bits, size: int, field: Callable[..., Array]) -> None:
-    """Stores the words of these rows; `field(columns, inside)` makes the codes of some columns."""
-    start = 0
+    """Stores the words of these rows; `field(columns, inside)` makes the codes of some columns.
+
+    The codes of a column are made once, for the words of all planes: fields are as long as those of
+    the narrowest plane, and a word of a wider one is in a part of its lanes.
+    """
+    *_, last = every = planes(bits)
+    widths = [lanes(size, plane) for plane in every]
+    whole = all(
+        width * plane.fields == widths[-1] * last.fields
+        for width, plane in zip(widths, every, strict=True)
+    )
+    groups = [every] if whole else [(plane,) for plane in every]
+    for start, group in zip((0, *itertools.accumulate(widths)), groups, strict=False):
+        _pack_planes(words_ref, rows, start, group, size, field)
+
+
+def _pack_planes(
+    words_ref: Any,
+    rows: Array,
+    start: int,
+    group: tuple[Plane | TritPlane, ...],
+    size: int,
+    field: Callable[..., Array],
+) -> None:
+    """Stores the words of planes from `start` on, which have as many fields times lanes."""
+    width = lanes(size, group[-1])
+    parts = [lanes(size, plane) // width for plane in group]
+    lane, together = _columns(width), max(parts)
+
+    def add(step: Any, packed: list[list[Array]]) -> list[list[Array]]:
+        packed = [list(words) for words in packed]
+        for place in range(together):
+            begin = (step * together + place) * width
+            inside = (lane < width) & (lane < size - begin)
+            codes = jnp.where(inside, field(begin + lane, inside), 0)
+            for words, plane, count in zip(packed, group, parts, strict=True):
+                number = step * (together // count) + place // count
+                words[place % count] += plane.put(codes, number)
+        return packed
+
+    empty = jnp.zeros((rows.shape[0], lane.shape[1]), jnp.uint32)
+    packed, steps = [[empty] * count for count in parts], group[-1].fields // together
+    if group[-1].fields <= UNROLLED:
+        for step in range(steps):
+            packed = add(step, packed)
+    else:  # Unrolling all 32 fields would take ten seconds to compile.
+        packed = lax.fori_loop(0, steps, add, packed)
+    for words in packed:
+        for word in words:
+            _store(words_ref, rows, start + lane, lane < width, word)
+            start += width
+
+
+def folds(size: int, bits: Bits) -> bool:
+    """Whether the fields of every plane are equal parts of a bucket."""
+    widths = [lanes(size, plane) for plane in planes(bits)]
+    return size == pl.next_power_of_2(size) and all(size % width == 0 for width in widths)
+
+
+def _fold(words_ref: Any, rows: Array, bits: Bits, size: int, codes: Array) -> None:
+    """Stores the words of these rows, from the codes of whole buckets."""
+    start, columns = 0, _columns(size)
     for plane in planes(bits):
         width = lanes(size, plane)
-        lane = _columns(width)
-
-        def add(number, packed, plane=plane, width=width, lane=lane):
-            inside = (lane < width) & (lane < size - number * width)
-            codes = jnp.where(inside, field(number * width + lane, inside), 0)
-            return packed + plane.put(codes, number)
-
-        packed = jnp.zeros((rows.shape[0], lane.shape[1]), jnp.uint32)
-        if plane.fields <= UNROLLED:
-            for number in range(plane.fields):
-                packed = add(number, packed)
-        else:  # Unrolling all 32 fields would take ten seconds to compile.
-            packed = lax.fori_loop(0, plane.fields, add, packed)
-        _store(words_ref, rows, start + lane, lane < width, packed)
+        number = lax.div(columns, jnp.full_like(columns, width))
+        parts = plane.put(codes, number).reshape(codes.shape[0], -1, width)
+        packed = jnp.sum(parts, axis=1, dtype=jnp.uint32)
+        _store(words_ref, rows, start + _columns(width), _columns(width) < width, packed)
         start += width
 
 
@@ -215,14 +275,18 @@ def _call(
     outputs: list[tuple[int, Any]],
     interpret: bool,
     *arrays: Array,
+    each: int = ELEMENTS,
 ) -> Any:
-    """Runs the kernel over `n` buckets; each output has one row per bucket."""
+    """Runs the kernel over `n` buckets; each output has one row per bucket.
+
+    A warp has `each` elements.
+    """
     return triton.call(
         kernel,
         [((n, width), dtype) for width, dtype in outputs],
         axes.match_vma(*arrays),
         programs=pl.cdiv(n, _per_program(size)),
-        warps=max(1, pl.next_power_of_2(size) // ELEMENTS),
+        warps=max(1, pl.next_power_of_2(size) // each),
         name=kernel.__qualname__.split(".")[0],
         interpret=interpret,
     )

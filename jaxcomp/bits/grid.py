@@ -12,10 +12,14 @@ class Grid(Protocol):
 
     Attributes:
         bits: width of a code, an integer from 1 to 8 or 1.6.
+        fit: how the step that is sent depends on the codes; None for the one of the scale.
     """
 
     @property
     def bits(self) -> int | float: ...
+
+    @property
+    def fit(self) -> str | None: ...
 
     def scale(self, x: Array, count: Array, rows: Rows) -> Array:
         """The scale of each bucket, `[n, 1]`, from `x: [n, size]` and `count: [n, 1]`."""
@@ -27,6 +31,10 @@ class Grid(Protocol):
 
     def codes(self, x: Array, factor: Array, high: Array, low: Array, position: Array) -> Array:
         """The code of each element: `position` counts within the bucket with seeds `high, low`."""
+        ...
+
+    def fitted(self, x: Array, codes: Array, count: Array, rows: Rows) -> Array:
+        """The step that is sent, `[n, 1]`, if it is fitted to the codes `[n, size]`."""
         ...
 
     def values(self, codes: Array) -> Array:

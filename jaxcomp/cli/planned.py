@@ -9,7 +9,7 @@ import jax
 import jaxcomp
 from jaxcomp import expressions, tables
 from jaxcomp.cli import files, output
-from jaxcomp.planning import budget, fsdp, models, planner, plots, sites, timing
+from jaxcomp.planning import budget, fsdp, kept, models, planner, plots, sites, timing
 from jaxcomp.planning.spending import Spending
 from jaxcomp.theory import local_rounds, units
 from jaxcomp.weights import forecasting
@@ -183,15 +183,20 @@ def _step(given: float | str) -> float:
     return min(timing.times(lambda: jax.block_until_ready(run())))
 
 
-def _clock(args: argparse.Namespace) -> planner.Clock:
-    """Measures on this device, and scales the times to the target device's memory bandwidth."""
+def _clock(args: argparse.Namespace) -> kept.Clock:
+    """Times on this device, scaled to the target device's memory bandwidth."""
+
+    elements = args.elements or kept.ELEMENTS
 
     def here(way: Any) -> timing.Measured:
-        took = timing.measure(way, args.elements, repeats=args.repeats)
+        if args.exact or args.elements or args.repeats:
+            took = kept.exact(way, elements, repeats=args.repeats or 7)
+        else:
+            took = kept.measure(way)
         output.progress(units.duration(took.whole))
         return took
 
     if args.device_bandwidth is None:
         return here
-    own = 8 / timing.copy(args.elements)  # Bytes a second, reads plus writes.
+    own = 8 / timing.copy(elements)  # Bytes a second, reads plus writes.
     return lambda way: here(way).faster(args.device_bandwidth / own)

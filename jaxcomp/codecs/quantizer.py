@@ -28,7 +28,19 @@ from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quantizer(
-    Codec, public=("agreed", "bits", "codes", "measure", "repacked", "step", "values", "words")
+    Codec,
+    public=(
+        "agreed",
+        "bits",
+        "codes",
+        "fits",
+        "fitted",
+        "measure",
+        "repacked",
+        "step",
+        "values",
+        "words",
+    ),
 ):
     """Each bucket as small integers times one step.
 
@@ -52,8 +64,8 @@ class Quantizer(
             as needed instead.
         implementation: "reference", "gpu" or "tpu" to force one, or "gpu_interpret" or
             "tpu_interpret" to run a kernel in an interpreter; None for the platform's own. All
-            give the same bits. There is no kernel for steps other than `Exact()`, blocks, fits and
-            subtractive dither.
+            give the same bits. Steps other than `Exact()`, blocks and subtractive dither have no
+            kernel; fits have one on a GPU, which None uses.
 
     Raises:
         ValueError: for parts of the wrong kind, or parts that cannot be combined.
@@ -217,12 +229,13 @@ class Quantizer(
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[QuantizedPayload, Any]:
         agreed = state.scale if isinstance(state, AgreedScale) else None
         seed = key.shared if self.rounding.shared else key.own
+        given = x, count, seed, key.first
         if self._is_fused:
-            words, steps = bits.encode(
-                self, x, count, seed, key.first, agreed, implementation=self.implementation
-            )
+            words, steps = bits.encode(self, *given, agreed, implementation=self.implementation)
             return QuantizedPayload(words, (steps,)), ()
-        return self._encode(seed, key.first, x, count, agreed), ()
+        if self.fit and self.block is None and self.implementation is None and x.size:
+            return QuantizedPayload(*bits.encode_fitted(self, self._encode, *given)), ()
+        return self._encode(*given, agreed), ()
 
     def clipped(self, key: Key, x: Array, count: Array) -> Array:
         seed = key.shared if self.rounding.shared else key.own
@@ -232,7 +245,7 @@ class Quantizer(
         return jnp.stack([jnp.sum(beyond, axis=(1, 2), dtype=jnp.int32), count], axis=1)
 
     def _encode(
-        self, seed: Array, first: Array, x: Array, count: Array, agreed: Array | None
+        self, x: Array, count: Array, seed: Array, first: Array, agreed: Array | None = None
     ) -> QuantizedPayload:
         """`encode` for settings without a kernel."""
         n, size = x.shape
@@ -335,6 +348,10 @@ class Quantizer(
         """The code of each element, with the dither of its position."""
         dither = self.rounding.dither(high, low, position)
         return self.levels.codes(self._points(x, factor), dither)
+
+    def fitted(self, x: Array, codes: Array, count: Array, rows: Rows) -> Array:
+        """The step that fits the codes of each row."""
+        return fits.fit_step(self.fit, self.levels, self.values(codes), x, count, x.dtype, rows)
 
     def values(self, codes: Array) -> Array:
         """The value of each code in steps."""

@@ -1,19 +1,5 @@
 """Compressed collectives: JAX's own, with a codec forward and one back."""
 
-from jaxcomp.collectives.costs import (
-    LinkBytes as LinkBytes,
-    wire_bytes as wire_bytes,
-)
-from jaxcomp.collectives.moves import (
-    all_to_all as all_to_all,
-    ppermute as ppermute,
-)
-from jaxcomp.collectives.shards import (
-    all_gather as all_gather,
-    psum_scatter as psum_scatter,
-)
-from jaxcomp.collectives.sums import (
-    pmean as pmean,
-    psum as psum,
-    pvary as pvary,
-)
+from jaxcomp import lazy
+
+__getattr__, __dir__, __all__ = lazy.exports(__name__)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp.backend import adapting, axes, mapping
 from jaxcomp.base import Codec
-from jaxcomp.collectives import arguments, traffic
+from jaxcomp.collectives import arguments, pipelining, traffic
 from jaxcomp.collectives.beside import Beside, same_by_type
 from jaxcomp.collectives.costs import LinkBytes
 from jaxcomp.collectives.crossings import Home, Links, by_axis
@@ -270,8 +270,9 @@ class FullySharded:
                 (params, batch, key),
                 (self.parts.each_spec(params), split, PartitionSpec()),
             )
+        of_worker = functools.partial(self._of_worker, homes, workers, beside)
         whole = mapping.shard_map(
-            functools.partial(self._of_worker, homes, workers, beside),
+            pipelining.pipelined(of_worker) if self.parts.stacked else of_worker,
             mesh=mesh,
             in_specs=specs,
             out_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(names), of_trained),

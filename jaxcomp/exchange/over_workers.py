@@ -13,10 +13,9 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend import core as jex_core
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
-from jaxcomp.backend import axes, xla
+from jaxcomp.backend import axes, platforms, xla
 from jaxcomp.exchange import packing, trips
 from jaxcomp.numerics import addition
 from jaxcomp.types import Array, AxisName
@@ -211,8 +210,7 @@ def _plain_means(count: int, axis_name: AxisName, *args: Array) -> list[Array]:
     return [lax.pmean(addition.weigh(x, *args[count:]), axis_name) for x in args[:count]]
 
 
-_over_workers = jex_core.Primitive("jaxcomp_over_workers")
-_over_workers.multiple_results = True
+_over_workers = platforms.primitive("jaxcomp_over_workers")
 
 
 def _over(
@@ -296,13 +294,5 @@ def _differentiated(primals: Any, tangents: Any, *, traced: Any, **params: Any) 
     return _bind(primals, **params), tangent
 
 
-def _evaluated(*args: Array, traced: Any, **params: Any) -> list[Array]:
-    del params
-    return jex_core.jaxpr_as_fun(traced)(*args)
-
-
-_over_workers.def_impl(_evaluated)
-_over_workers.def_abstract_eval(lambda *_, traced, **__: list(traced.out_avals))
 batching.fancy_primitive_batchers[_over_workers] = _batched
 ad.primitive_jvps[_over_workers] = _differentiated
-mlir.register_lowering(_over_workers, mlir.lower_fun(_evaluated, multiple_results=True))

@@ -252,6 +252,14 @@ class Plan:
         return dense_.fused_messages(self.dense_likes, math.prod(self.sizes), self.delay)
 
     @property
+    def messages(self) -> float | None:
+        """The sequential messages of a mean; None for a reducer that does not say them."""
+        if self.costs.efforts is None:
+            return None
+        dense = self.dense_messages if self.given.uplink and self.layout.dense else 0
+        return sum(effort.rounds for _, effort in self.costs.efforts) + dense
+
+    @property
     def compressed_link_bytes(self) -> Fraction | int:
         """The part of `link_bytes` for the compressed leaves."""
         return self.costs.link_bytes + self.fast_bytes

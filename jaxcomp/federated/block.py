@@ -17,7 +17,7 @@ from jaxcomp.federated.server import Total
 from jaxcomp.federated.uplink import Memory, Message
 from jaxcomp.layout import trees
 from jaxcomp.layout.trees import Layout, TreePayload
-from jaxcomp.types import Array, AxisName, PyTree
+from jaxcomp.types import Array, AxisName, PyTree, Stacks
 
 
 class Own(NamedTuple):
@@ -80,6 +80,26 @@ class Done(NamedTuple):
     own: Own
     sent: Array
     accepted: Array
+    losses: Array
+    payloads: TreePayload | None
+
+
+class Worked(NamedTuple):
+    """The result of a block whose messages are not added yet.
+
+    Attributes:
+        read: the messages as the server reads them.
+        weights: theirs; zero for one that was not accepted.
+        own: what the clients keep.
+        sent: whether a message reached the server.
+        losses: the mean loss of each client over its steps.
+        payloads: the messages, if they were asked for.
+    """
+
+    read: tuple[Stacks, Stacks]
+    weights: Array
+    own: Own
+    sent: Array
     losses: Array
     payloads: TreePayload | None
 
@@ -170,6 +190,67 @@ def run(
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
     return Done(total, *whole((own, sent, accepted, losses, payloads)))
+
+
+def work(
+    method: Method,
+    known: Known,
+    clients: Clients,
+    batches: Any,
+    own: Own,
+    *,
+    turn: int,
+    keep_payloads: bool = False,
+) -> Worked:
+    """The work and the messages of a block of clients, one after another on one device.
+
+    Nothing in it depends on the sum, so that the next block can be worked on beside it.
+
+    Args:
+        method: the method.
+        known: what all clients know.
+        clients: the clients.
+        batches: their data, `[clients, steps, …]`.
+        own: what they keep.
+        turn: the fragment of this round.
+        keep_payloads: whether to return the messages, too.
+    """
+    centre = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), known.centres)
+    plan = method.uplink.plan(turns.part(method, centre, turn))
+
+    def one(given: Any) -> Worked:
+        who, batches, own = given
+        message, inner, loss = run_client(method, turn, known, who, batches, own)
+        weight = jnp.where(message.sound, who.weights, 0)
+        read = message.sent
+        if method.uplink.guessed:
+            start = jax.tree.map(lambda c: c[who.ages], known.centres)
+            guesses = method.uplink.side.at_server(known.shared, own.side, start)
+            read = uplink_.read(plan, known.key, who.numbers, message.payload, guesses)
+        admitted = server.admit(read, weight)
+        accepted = admitted > 0
+        kept = Own(
+            inner,
+            jax.tree.map(functools.partial(jnp.where, accepted), message.accepted, message.refused),
+            update_side(method, plan, own.side, read, accepted),
+        )
+        payload = message.payload if keep_payloads else None
+        return Worked(read, admitted, kept, weight > 0, loss, payload)
+
+    return lax.map(one, (clients, batches, own))
+
+
+def add(method: Method, total: Total, read: tuple[Stacks, Stacks], weights: Array) -> Total:
+    """The sum with the messages of a block, one by one in their order."""
+
+    def one(total: Total, given: Any) -> tuple[Total, None]:
+        return server.plus(method, total, *given), None
+
+    return lax.scan(one, total, (read, weights), unroll=_UNROLL)[0]
+
+
+_UNROLL = 4
+"""Messages that one pass over the sum adds."""
 
 
 def run_client(

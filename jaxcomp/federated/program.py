@@ -1,6 +1,7 @@
 """The compiled block of a simulation, on one device or over the devices of a mesh."""
 
 import functools
+import os
 from typing import Any
 
 import jax
@@ -13,6 +14,9 @@ from jaxcomp.federated.block import Clients, Done, Known, Own
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.server import Total
 
+_CORES = 8
+"""The most cores for which blocks are held in memory."""
+
 
 class Program:
     """The compiled block, on one device or over a mesh."""
@@ -21,6 +25,8 @@ class Program:
         self, method: Method, chunk: int, mesh: Mesh | None, together: bool, keep_payloads: bool
     ):
         self.mesh = mesh
+        # Blocks that are under way at once: one for each core, one that is written, and a next one.
+        self.beside = 1 if mesh is not None or together else min(os.cpu_count() or 1, _CORES) + 2
         axis_name = None if mesh is None else mesh.axis_names[0]
         self._run = functools.partial(
             block.run,
@@ -32,12 +38,19 @@ class Program:
         )
         self._chunk = chunk
         run = self._run if mesh is None else self._mapped
+        if self.beside > 1:
+            run = functools.partial(block.work, method, keep_payloads=keep_payloads)
         # A program for each fragment.
         self._compiled = functools.cache(lambda turn: jax.jit(functools.partial(run, turn=turn)))
+        self._add = jax.jit(functools.partial(block.add, method), donate_argnums=0)
 
     def __call__(
         self, turn: int, known: Known, total: Total, clients: Clients, batches: Any, own: Own
     ) -> Done:
+        if self.beside > 1:
+            done = self._compiled(turn)(known, clients, batches, own)
+            total = self._add(total, done.read, done.weights)
+            return Done(total, done.own, done.sent, done.weights > 0, done.losses, done.payloads)
         if self.mesh is None:
             return self._compiled(turn)(known, total, clients, batches, own)
         size = len(np.asarray(clients.numbers))

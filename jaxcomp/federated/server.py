@@ -150,24 +150,32 @@ def add(
         The new sum, whether the message was accepted, and the decoded message.
     """
     read = uplink_.read(plan, key, number, payload, guesses)
-    weight = jnp.where(guarding.all_finite(read), jnp.asarray(weight, jnp.float32), 0)
+    weight = admit(read, weight)
+    return plus(method, total, read, weight), weight > 0, read
+
+
+def admit(read: PyTree, weight: Array) -> Array:
+    """The weight of a message; zero if it decodes to something that is not finite."""
+    return jnp.where(guarding.all_finite(read), jnp.asarray(weight, jnp.float32), 0)
+
+
+def plus(method: Method, total: Total, read: tuple[Stacks, Stacks], weight: Array) -> Total:
+    """The sum with one more message, of a weight that is zero if it is not accepted."""
     given = method.aggregate.prepare(read)
 
-    def plus(total: Array, x: Array) -> Array:
+    def add(total: Array, x: Array) -> Array:
         x = addition.widen(x)
         # Whether a product is rounded before it is added must not depend on the program. One times
         # a message is that message to the last bit: with its residual it is what the client gave.
         times = xla.block_fma(addition.weigh(x, weight))
         return total + jnp.where(weight == 1, x, times)
 
-    stacks, dense = jax.tree.map(plus, (total.stacks, total.dense), given)
+    stacks, dense = jax.tree.map(add, (total.stacks, total.dense), given)
     senders = total.senders
     if method.mean == "senders":
         pairs = zip(senders, given[0], strict=True)
         senders = tuple(n + jnp.where(x != 0, weight.astype(n.dtype), 0) for n, x in pairs)
-    accepted = weight > 0
-    after = Total(stacks, dense, total.weight + weight, total.count + accepted, senders)
-    return after, accepted, read
+    return Total(stacks, dense, total.weight + weight, total.count + (weight > 0), senders)
 
 
 class Held(NamedTuple):

@@ -1,5 +1,6 @@
 """A simulation of many clients on few devices, round by round."""
 
+import collections
 import concurrent.futures
 import functools
 import math
@@ -51,9 +52,9 @@ class Report(NamedTuple):
 class Simulation:
     """Rounds of a federated method over any number of clients.
 
-    Each round runs as blocks of clients: a compiled scan over chunks, in which every client does
-    its local steps and encodes its message, and the server adds the messages in the order of the
-    clients. So neither `chunk` nor the number of devices changes a bit of the result.
+    Each round runs as blocks of clients: a compiled scan, in which every client does its local
+    steps and encodes its message. The server adds the messages in the order of the clients. So
+    neither `chunk` nor the number of devices changes a bit of the result.
 
     Args:
         method: the method.
@@ -65,7 +66,8 @@ class Simulation:
         weights: a weight for each client, such as its number of examples; None for equal weights.
         steps: `steps(numbers, round)` gives how many of its batches each client uses; None for all.
         faults: which messages are lost, and which clients begin from old parameters.
-        chunk: how many clients are worked on at once on each device.
+        chunk: how many clients are worked on at once on each device of a mesh, or with `together`;
+            else clients are worked on one by one, in a block for each core.
         mesh: a mesh of one axis, over whose devices clients are spread; None for one device.
         together: vectorize the clients of a chunk: for accelerators.
         table: where what clients keep is: in the "memory" of the host, on the "device", or in
@@ -130,12 +132,14 @@ class Simulation:
         self._centres = [self.state.params]
         devices = 1 if mesh is None else mesh.size
         row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(row))
-        once = chunk * devices
-        chunks = min(-(-clients // once), max(1, _BLOCK // (once * row_bytes + 1)))
-        self._size = once * chunks
         self._program = Program(
             method, chunk, mesh, together, messages > 0 or not method.aggregate.streams
         )
+        alone = self._program.beside > 1
+        once = 1 if alone else chunk * devices
+        most = _SMALL if alone and not messages else _BLOCK  # `messages` are of each block.
+        chunks = min(-(-clients // once), max(1, most // (once * row_bytes + 1)))
+        self._size = once * chunks
 
     @property
     def params(self) -> PyTree:
@@ -215,17 +219,16 @@ class Simulation:
         losses, accepted, heard_all = [], 0, []
         down = self.ledger.fetched(cohort, number)
         up = 0
-        for numbers, given in self._prepared(cohort, number, key):
-            done = self._program(turn, known, total, *given)
+        for numbers, weights, done in self._blocks(cohort, number, key, turn, known, lane.params):
             total = done.total
-            real = slice(0, len(numbers))
             self.table.write(numbers, done.own)
-            heard = np.asarray(done.accepted)[real]
+            heard = np.asarray(done.accepted)[: len(numbers)]
             accepted += int(heard.sum())
-            losses.append(np.asarray(done.losses)[real])
+            losses.append(np.asarray(done.losses)[: len(numbers)])
             if not self.method.aggregate.streams:
-                heard_all.append(_messages(len(numbers), given[0].weights, done))
-            up += self.ledger.received(np.asarray(done.sent)[real], done.payloads, turn)
+                heard_all.append(_messages(len(numbers), weights, done))
+            came = np.asarray(done.sent)[: len(numbers)]
+            up += self.ledger.received(came, done.payloads, turn)
         if heard_all:
             weights, payloads = jax.tree.map(lambda *parts: np.concatenate(parts), *heard_all)
             rows = np.arange(len(cohort))
@@ -241,6 +244,19 @@ class Simulation:
         finite = heard[np.isfinite(heard)]
         loss = float(np.mean(finite)) if finite.size else math.nan
         return Report(number, len(cohort), accepted, loss, up, down)
+
+    def _blocks(
+        self, cohort: np.ndarray, number: int, key: Any, turn: int, known: Known, params: PyTree
+    ) -> Iterator[tuple[np.ndarray, Any, Done]]:
+        """The clients of each block, their weights, and what they did; the next ones are begun."""
+        total, begun = server.nothing(self.method, params), collections.deque()
+        for numbers, given in self._prepared(cohort, number, key):
+            done = self._program(turn, known, total, *given)
+            total = done.total
+            begun.append((numbers, given[0].weights, done))
+            if len(begun) >= self._program.beside:
+                yield begun.popleft()
+        yield from begun
 
     def _prepared(self, cohort: np.ndarray, number: int, key: Any) -> Iterator[Any]:
         """The blocks of a round; while one is computed, the next is read."""
@@ -262,7 +278,7 @@ class Simulation:
                 ages[part].astype(np.int32),
                 np.asarray(steps, np.int32),
             )
-            given = clients, batches, self.table.read(numbers)
+            given = clients, batches, self.table.lend(numbers)
             return numbers, jax.tree.map(functools.partial(_filled, self._size), given)
 
         with concurrent.futures.ThreadPoolExecutor(1) as ahead:
@@ -274,8 +290,9 @@ class Simulation:
                 yield ready
 
 
-_BLOCK = 2**26
-"""Bytes of the table in one block, over all devices: the host holds several copies of a block."""
+_BLOCK, _SMALL = 2**26, 2**23
+"""Bytes of the table in one block, over all devices: the host holds several copies of a block. The
+memory of a small one is used again; that of a large one is new, with a fault for each page."""
 
 
 def _messages(count: int, weights: np.ndarray, done: Done) -> tuple[np.ndarray, Any]:

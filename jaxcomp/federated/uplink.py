@@ -136,12 +136,14 @@ class Message(NamedTuple):
         refused: its memory if the server does not, or never gets it.
         sound: whether the update was finite. If not, nothing should be sent, and both memories are
             as they were.
+        sent: the payload as a server without side information reads it.
     """
 
     payload: TreePayload
     accepted: Memory
     refused: Memory
     sound: Array
+    sent: tuple[Stacks, Stacks]
 
 
 def plan(link: Link, like: PyTree) -> Layout:
@@ -224,6 +226,7 @@ def message(
         unless_broken(Memory(*kept(weight), codecs, side)),
         unless_broken(Memory(*kept(0.0), memory.codecs, memory.side)),
         sound,
+        (own.sent, tuple(whole)),
     )
 
 

@@ -5,15 +5,6 @@ key, a count, or exchanged flags. So its answer may guard collectives, and a clo
 nothing at all.
 """
 
-from jaxcomp.gates.censored import Censored as Censored
-from jaxcomp.gates.drawn import (
-    Bernoulli as Bernoulli,
-    Coin as Coin,
-    SampledWorkers as SampledWorkers,
-)
-from jaxcomp.gates.periods import (
-    AdaptivePeriod as AdaptivePeriod,
-    Constant as Constant,
-    Growing as Growing,
-)
-from jaxcomp.gates.timed import Always as Always, Every as Every, Phase as Phase
+from jaxcomp import lazy
+
+__getattr__, __dir__, __all__ = lazy.exports(__name__)

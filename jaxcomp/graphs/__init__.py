@@ -4,18 +4,6 @@ A graph is its mixing matrices `W`, which are doubly stochastic. Each message is
 the workers, so a round over a graph of degree `k` is `k` permutations.
 """
 
-from jaxcomp.graphs.mixing import degree as degree, spectral_gap as spectral_gap
-from jaxcomp.graphs.static import (
-    Complete as Complete,
-    Exponential as Exponential,
-    Mixing as Mixing,
-    Ring as Ring,
-    Torus as Torus,
-    metropolis as metropolis,
-)
-from jaxcomp.graphs.varying import (
-    Alternating as Alternating,
-    OnePeer as OnePeer,
-    RandomPairs as RandomPairs,
-    Without as Without,
-)
+from jaxcomp import lazy
+
+__getattr__, __dir__, __all__ = lazy.exports(__name__)

@@ -1,8 +1,8 @@
 """A training step and its state on a mesh, with one worker for each device of an axis."""
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -11,6 +11,7 @@ from jaxcomp import checks
 from jaxcomp.mesh import (
     arguments,
     axis_types,
+    calls,
     hints,
     objects,
     per_worker,
@@ -113,6 +114,24 @@ def data_parallel(
     return run
 
 
+class _Ready(NamedTuple):
+    """Arguments that were checked and lie on the mesh.
+
+    Attributes:
+        args: trees of arrays.
+        moves: how arrays came there, by the number of the leaf; None if more than that was done.
+        keywords: the names of the last arguments.
+        layout: where arrays of each name and shape lie.
+        rest: what is not an array.
+    """
+
+    args: list
+    moves: calls.Moves | None
+    keywords: tuple[str, ...]
+    layout: tuple
+    rest: objects.Rest
+
+
 class _Runner:
     """Arranges the arguments of a mapped step on its mesh, and runs, lowers or traces it."""
 
@@ -121,91 +140,101 @@ class _Runner:
         self.given, self.workers = mapped.given, mapped.workers
         self.unseen = not mapped.check_vma
         self.compiled = functools.cache(self._compile)
+        self.calls = calls.Calls()
 
     def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The results of the step; without types, the first are compared between workers."""
-        args, rest, results = self._call(args, kwargs, placement.put, lambda step: step)
+        args, keywords = self.given.bind(args, kwargs)
+        leaves, treedef = jax.tree.flatten(args)
+        kind = calls.kind(leaves, treedef, keywords)
+        known = self.calls.find(kind)
+        if known is not None and not self.unseen:
+            with axis_types.surroundings(self.mesh), hints.add_note(self.axis_name):
+                return known.run(args, leaves, treedef)
+        ready = self._prepare(args, keywords, placement.put)
+        with axis_types.surroundings(self.mesh), hints.add_note(self.axis_name):
+            results = self._step(ready)(*ready.args)
+        if ready.moves is not None:
+            self.calls.add(kind, leaves, calls.Call(ready.moves, self._step(ready)))
         if self.unseen:
             self.unseen = not replicas.check(results, self.mesh, self.axis_name)
-        return objects.finish(args, rest, results)
+        return objects.finish(args, ready.rest, results)
 
     def make_stage(self, stage: Callable[..., Any]) -> Callable[..., Any]:
         """`lower` or `trace` of the compiled step, for shapes or arrays."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            _, rest, found = self._call(args, kwargs, placement.like, stage)
-            return found if rest == objects.Rest() else _Staged(found, self, rest)
+            ready = self._prepare(*self.given.bind(args, kwargs), placement.like)
+            with axis_types.surroundings(self.mesh), hints.add_note(self.axis_name):
+                found = stage(self._step(ready))(*ready.args)
+            return found if ready.rest == objects.Rest() else _Staged(found, self, ready.rest)
 
         return run
 
     def run_ahead(self, compiled: Any, rest: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The results of a step that was compiled ahead of time for these static leaves."""
-
-        def choose(*plain, layout, keywords, rest: Any) -> Any:
-            if rest != wanted:
-                raise ValueError(
-                    "the arguments must have the static leaves, and nnx objects of the structure, "
-                    "for which the step was compiled ahead of time, got others: lower and compile "
-                    "it again"
-                )
-            return compiled(*plain)
-
-        wanted = rest
-        args, rest, results = self._call(args, kwargs, placement.put, lambda step: choose)
-        return objects.finish(args, rest, results)
-
-    def _call(self, args: tuple, kwargs: dict[str, Any], move: Any, stage: Any) -> Any:
         args, keywords = self.given.bind(args, kwargs)
+        ready = self._prepare(args, keywords, placement.put)
+        if ready.rest != rest:
+            raise ValueError(
+                "the arguments must have the static leaves, and nnx objects of the structure, "
+                "for which the step was compiled ahead of time, got others: lower and compile "
+                "it again"
+            )
+        with axis_types.surroundings(self.mesh), hints.add_note(self.axis_name):
+            return objects.finish(args, rest, compiled(*ready.args))
+
+    def _prepare(self, args: tuple, keywords: tuple[str, ...], move: Any) -> _Ready:
         batches = self.given.which(len(args), keywords)
-        plain, rest = self._whole(args, batches)
-        self.mapped.check(plain, keywords)
+        plain, rest = objects.part(args, batches)
+        whole, copied = self._whole(plain, batches)
+        if copied:
+            pmapped.check_rows(args)
+        self.mapped.check(whole, keywords)
         with axis_types.surroundings(self.mesh):
             # An argument with another placement in the first call would compile the step twice.
-            plain = self._arrange(plain, batches, move)
-            chosen = stage(self.compiled(len(args), keywords))
-            homes = self.mapped.layout(plain, batches)
-            with hints.add_note(self.axis_name):  # Of errors that JAX finds as it lowers the step.
-                return args, rest, chosen(*plain, layout=homes, keywords=keywords, rest=rest)
+            placed, moves = self._arrange(whole, batches, move)
+            layout = self.mapped.layout(placed, batches)
+        again = not copied and rest == objects.Rest()
+        return _Ready(placed, moves if again else None, keywords, layout, rest)
 
-    def _compile(self, count: int, keywords: tuple[str, ...]) -> Callable[..., Any]:
+    def _step(self, ready: _Ready) -> Callable[..., Any]:
+        return self.compiled(len(ready.args), ready.keywords, ready.layout, ready.rest)
+
+    def _compile(self, count: int, keywords: tuple[str, ...], layout: Any, rest: Any) -> Any:
         donated = self.given.donate(count, keywords)
-        static = ("layout", "keywords", "rest")
-        return jax.jit(self.mapped.program, donate_argnums=donated, static_argnames=static)
+        return jax.jit(self.mapped.program(keywords, layout, rest), donate_argnums=donated)
 
-    def _whole(self, args: tuple, batches: set[int]) -> tuple[list, Any]:
-        """Trees of arrays, with memory of all workers, and the rest of the arguments."""
-
-        alone = []
+    def _whole(self, args: list, batches: set[int]) -> tuple[list, bool]:
+        """The arguments with memory of all workers, and whether memory of one was copied to all."""
+        copied = []
 
         def one(path, leaf):
             if not (per_worker.marked(path) and placement.of_one(leaf, self.workers)):
                 return leaf
-            alone.append(path)
+            copied.append(path)
             spec = placement.spec(path, leaf, {}, self.axis_name, self.mesh)
             return placement.copy_to_all(leaf, self.mesh, self.workers, spec)
 
-        plain, rest = objects.part(args, batches)
-        plain = [
+        whole = [
             arg if n in batches else jax.tree_util.tree_map_with_path(one, arg)
-            for n, arg in enumerate(plain)
+            for n, arg in enumerate(args)
         ]
-        if alone:
-            pmapped.check_rows(args)
-        return plain, rest
+        return whole, bool(copied)
 
-    def _arrange(self, args: Sequence[Any], batches: set[int], move: Any) -> list:
+    def _arrange(self, args: list, batches: set[int], move: Any) -> tuple[list, calls.Moves]:
         """Applies `move` to each array that is not on the mesh, with its target placement."""
-
-        def one(number, path, leaf):
+        flat, treedef = jax.tree_util.tree_flatten_with_path(args)
+        leaves, moves = [leaf for _, leaf in flat], {}
+        for n, (path, leaf) in enumerate(flat):
             if placement.placed(leaf, self.mesh):
-                return leaf
-            spec = placement.spec(path, leaf, {}, self.axis_name, self.mesh)
-            return move(leaf, self.mesh, self.mapped.of_batch if number in batches else spec)
-
-        return [
-            jax.tree_util.tree_map_with_path(functools.partial(one, number), arg)
-            for number, arg in enumerate(args)
-        ]
+                continue
+            batch = path[0].idx in batches
+            spec = placement.spec(path[1:], leaf, {}, self.axis_name, self.mesh)
+            of = self.mapped.of_batch if batch else spec
+            moves[n] = functools.partial(move, mesh=self.mesh, spec=of)
+            leaves[n] = moves[n](leaf)
+        return jax.tree.unflatten(treedef, leaves), moves
 
 
 class _Staged:

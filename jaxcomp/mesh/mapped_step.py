@@ -27,7 +27,7 @@ from jaxcomp.types import AxisName, PyTree
 
 
 class MappedStep:
-    """A step over the workers of a mesh; `program` is what is compiled.
+    """A step over the workers of a mesh; `program` makes what is compiled.
 
     Attributes:
         mesh: the mesh as it was given.
@@ -36,7 +36,6 @@ class MappedStep:
         check_vma: whether JAX checks the types of replication.
         workers: the number of workers.
         of_batch: the sharding of batches.
-        program: `program(*args, layout, keywords, rest)`, with the name of the step.
     """
 
     def __init__(
@@ -60,12 +59,15 @@ class MappedStep:
         whole = batch_spec is None
         self._pieces = self.workers if whole else _pieces(self.of_batch, mesh, axis_name)
 
-        def program(*args, layout, keywords, rest):
+    def program(self, keywords: tuple[str, ...], layout: tuple, rest: Any) -> Callable[..., Any]:
+        """The function of arrays that is compiled, with the name of the step."""
+
+        def program(*args):
             return self._run(args, layout, keywords, rest)
 
-        functools.update_wrapper(program, step)
-        del program.__wrapped__  # Its signature lacks the layout.
-        self.program = program
+        functools.update_wrapper(program, self._step)
+        del program.__wrapped__  # Its arguments may have other names, and keywords are in place.
+        return program
 
     def check(self, args: Sequence[Any], keywords: tuple[str, ...]) -> None:
         """Raises a `ValueError` for arguments that are not laid out as the step needs them."""

@@ -45,7 +45,7 @@ class Step(NamedTuple):
     def inside(self) -> Iterator["Step"]:
         """The equations of the programs that the equation contains, not of those within these."""
         for value in self.params.values():
-            for program in _programs(value):
+            for program in programs_in(value):
                 yield from (_step(eqn, eqn.invars, self.reverse) for eqn in program.eqns)
 
 
@@ -65,7 +65,7 @@ def contain(steps: Iterable[Step], names: Set[str], within: Set[str] | None = No
 
     def has(params: dict[str, Any], inside: bool) -> bool:
         for value in params.values():
-            for program in _programs(value):
+            for program in programs_in(value):
                 for eqn in program.eqns:
                     name = eqn.primitive.name
                     if inside and name in names:
@@ -77,7 +77,8 @@ def contain(steps: Iterable[Step], names: Set[str], within: Set[str] | None = No
     return any(has(step.params, within is None or step.name in within) for step in steps)
 
 
-def _programs(value: Any) -> list[Any]:
+def programs_in(value: Any) -> list[Any]:
+    """The programs that a parameter of an equation is, or contains."""
     if isinstance(value, str | int | float | None):
         return []
     parts = value if isinstance(value, tuple | list) else (value,)

@@ -15,6 +15,8 @@ _SAME = {"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_inv
 """Collectives whose results are the same on all workers."""
 
 _OTHERS = {"ppermute", "all_to_all", "psum_scatter", "reduce_scatter", "pgather", "pbroadcast"}
+COLLECTIVES = frozenset(_SAME | _OTHERS)
+"""The names of the primitives of all collectives."""
 
 
 def check_program(
@@ -34,7 +36,7 @@ def check_program(
     Raises:
         ValueError: naming the conditional, and what makes its condition the same on all workers.
     """
-    if not lineage.contain(steps, _SAME | _OTHERS, within={"cond", "while"}):
+    if not lineage.contain(steps, COLLECTIVES, within={"cond", "while"}):
         return
     rule, every = _Differs(axis_name), frozenset(axes.names(axis_name))
     lineage.flow(steps, rule, [(leaf, every if own else frozenset()) for leaf, own in known])

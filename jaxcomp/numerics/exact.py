@@ -3,8 +3,8 @@
 A CPU rounds `1 / x` and `sqrt(x)` correctly; a GPU or TPU may be off by a few units in the last
 place, and then one model would be quantised differently by different workers. These are built digit
 by digit from integer operations, which have no such freedom; on a CPU its own instructions, which
-give the same bits, take their place. A kernel on a GPU corrects the quotient and root of the device
-by the remainder in integers, which takes a quarter to a third of the operations.
+give the same bits, take their place. A kernel on a GPU takes the instructions
+that PTX defines as rounded to nearest, which Triton has no operation for.
 """
 
 from collections.abc import Callable
@@ -14,24 +14,19 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float32
 
-from jaxcomp.backend import xla
+from jaxcomp.backend import triton, xla
 from jaxcomp.types import Array
 
-Digits = bool | Literal["interpreted", "refined"]
+Digits = bool | Literal["interpreted", "instruction"]
 """Whether to work by digits on every platform, as a kernel on a TPU does. "interpreted" is for an
-interpreted kernel, whose result the compiler must keep out of loops over elements; "refined"
-corrects the result of a GPU's own instructions.
+interpreted kernel, whose result the compiler must keep out of loops over elements; "instruction"
+takes a GPU's own, in a kernel.
 """
 
 _HIDDEN = 1 << 23
 _MANTISSA = _HIDDEN - 1
 _DIGITS = 25
 """Digits of a quotient or root: those of a float32, and one to round by; a tie cannot occur."""
-
-_OFF = 3
-"""Corrections of a quotient or root that is off by at most two units in the last place, as CUDA
-promises. Where it is rounded up past a power of two, a unit counts double.
-"""
 
 
 def reciprocal(x: Float32[Array, "..."], digits: Digits = False) -> Float32[Array, "..."]:
@@ -45,7 +40,7 @@ def reciprocal(x: Float32[Array, "..."], digits: Digits = False) -> Float32[Arra
         >>> reciprocal(jnp.float32(3.0))
         Array(0.33333334, dtype=float32)
     """
-    return _choose(lambda x: 1 / x, reciprocal_by_digits, reciprocal_refined, x, digits)
+    return _choose(lambda x: 1 / x, reciprocal_by_digits, reciprocal_on_gpu, x, digits)
 
 
 def sqrt(x: Float32[Array, "..."], digits: Digits = False) -> Float32[Array, "..."]:
@@ -55,7 +50,7 @@ def sqrt(x: Float32[Array, "..."], digits: Digits = False) -> Float32[Array, "..
         >>> sqrt(jnp.float32(9.0))
         Array(3., dtype=float32)
     """
-    return _choose(jnp.sqrt, sqrt_by_digits, sqrt_refined, x, digits)
+    return _choose(jnp.sqrt, sqrt_by_digits, sqrt_on_gpu, x, digits)
 
 
 def reciprocal_by_digits(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
@@ -92,50 +87,14 @@ def sqrt_by_digits(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
     return lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def reciprocal_refined(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
-    """`reciprocal`, from a quotient that is off by at most two units in the last place."""
-    exponent, mantissa = _parts(x)
-    power = mantissa == _HIDDEN
-    near = _divide(lax.bitcast_convert_type((127 << 23) | (mantissa & _MANTISSA), jnp.float32))
-    quotient = (near * 2.0**24).astype(jnp.int32)
-    # 2^47 - mantissa * quotient modulo 2^32: exact, as it is small.
-    rest = -(mantissa * quotient)
-    for _ in range(_OFF):
-        up = (rest > (mantissa >> 1)).astype(jnp.int32)
-        down = (rest < -(mantissa >> 1)).astype(jnp.int32)
-        quotient, rest = quotient + (up - down), rest - (up - down) * mantissa
-    field = jnp.where(power, 254, 253) - exponent
-    fraction = jnp.where(power, 0, quotient - _HIDDEN)
-    bits = jnp.where(field > 0, (field << 23) + fraction, 0)
-    return lax.bitcast_convert_type(bits, jnp.float32)
+def reciprocal_on_gpu(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
+    """`reciprocal` by the instruction of a GPU that rounds to nearest, in a kernel."""
+    return triton.instruction("rcp.rn.ftz.f32", x)
 
 
-def sqrt_refined(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
-    """`sqrt`, from a root that is off by at most two units in the last place."""
-    exponent, mantissa = _parts(x)
-    even = (exponent & 1) ^ 1  # The biased exponent of 1 is odd.
-    near = _root(
-        lax.bitcast_convert_type(((127 + even) << 23) | (mantissa & _MANTISSA), jnp.float32)
-    )
-    root = (near * 2.0**23).astype(jnp.int32)
-    rest = (mantissa << (23 + even)) - root * root  # Modulo 2^32: exact, as it is small.
-    for _ in range(_OFF):
-        up = (rest > root).astype(jnp.int32)
-        down = (rest <= -root).astype(jnp.int32)
-        rest = rest - (up - down) * 2 * root - (up + down)
-        root = root + (up - down)
-    field = (exponent + 127 - even) >> 1
-    bits = jnp.where(exponent > 0, (field << 23) + root - _HIDDEN, 0)
-    return lax.bitcast_convert_type(bits, jnp.float32)
-
-
-# Functions of their own, so that tests can put a device's errors in their place.
-def _divide(x: Array) -> Array:
-    return 1 / x
-
-
-def _root(x: Array) -> Array:
-    return jnp.sqrt(x)
+def sqrt_on_gpu(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
+    """`sqrt` by the instruction of a GPU that rounds to nearest, in a kernel."""
+    return triton.instruction("sqrt.rn.ftz.f32", x)
 
 
 def _parts(x: Array) -> tuple[Array, Array]:
@@ -147,12 +106,12 @@ def _parts(x: Array) -> tuple[Array, Array]:
 def _choose(
     native: Callable[[Array], Array],
     by_digits: Callable[[Array], Array],
-    refined: Callable[[Array], Array],
+    on_gpu: Callable[[Array], Array],
     x: Array,
     digits: Digits,
 ) -> Array:
-    if digits == "refined":
-        return refined(x)
+    if digits == "instruction":
+        return on_gpu(x)
     if not digits:
         return lax.platform_dependent(x, cpu=native, default=by_digits)
     return xla.compile_separately(by_digits)(x) if digits == "interpreted" else by_digits(x)

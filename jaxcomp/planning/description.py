@@ -58,6 +58,8 @@ class Description:
         dense_bytes: the same without compression.
         picked: the default choices, and the reasons.
         link_bytes: the bytes that one device sends, or None without a number of workers.
+        messages: the messages of a mean that wait for each other, each of which takes the link's
+            latency; None without a number of workers, or for a reducer that does not say them.
         dense_link_bytes: the same for an uncompressed all-reduce.
         offers: the bytes that a device would send with each candidate reducer, by name.
     """
@@ -69,6 +71,7 @@ class Description:
     picked: str
     workers: int | tuple[int, ...] | None = None
     link_bytes: int | None = None
+    messages: float | None = None
     dense_link_bytes: int | None = None
     offers: tuple[tuple[str, int], ...] = ()
 
@@ -102,6 +105,8 @@ class Description:
             f"{said}\nlink {self.link_bytes:,} bytes a device over {self.workers} workers: "
             f"{verdict} a dense all-reduce ({self.dense_link_bytes:,})"
         )
+        if self.messages is not None:
+            said += f"\n{self.messages:,.4g} messages one after another"
         if len(self.offers) < 2:
             return said
         ways = ", ".join(f"{name} {size:,}" for name, size in self.offers)
@@ -193,6 +198,9 @@ def describe(
         + "".join(f"\n{hint}" for hint in low_rank.merged_layers(layout)),
         workers=workers,
         link_bytes=None if workers is None else choose.wire_bytes(source, params, workers),
+        messages=None
+        if workers is None
+        else Plan.of(plan.given, params, sizes=choose.sizes_of(plan.given, axes)).messages,
         dense_link_bytes=None
         if workers is None
         else sum(

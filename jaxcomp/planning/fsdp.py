@@ -13,8 +13,8 @@ from jaxcomp.base import Codec
 from jaxcomp.feedback import Link, NoFeedback
 from jaxcomp.layout import policy as policy_, trees
 from jaxcomp.layout.policy import Policy
-from jaxcomp.planning import models, planner, timing
-from jaxcomp.planning.planner import Clock
+from jaxcomp.planning import kept, models, planner, timing
+from jaxcomp.planning.kept import Clock
 from jaxcomp.recipes.quantizers import cast, qsgd_inf
 from jaxcomp.theory import comparison, cost
 from jaxcomp.theory.candidates import Way
@@ -76,7 +76,7 @@ def plan_fsdp(
         link_only: True counts only the links: no codec is timed.
         margin: the speedup of a step above which compression is recommended.
         doubt: the relative error to expect of forecasts.
-        clock: a function that times a link; by default it measures on this device.
+        clock: a function that times a link, as for `plan`.
 
     Raises:
         ValueError: for numbers out of range, fewer than two devices, a pair without
@@ -97,7 +97,7 @@ def plan_fsdp(
             f"`fast`, got workers={workers!r} and fast={fast!r}"
         )
     like = models.transformer(params) if isinstance(params, int) else params
-    clock = planner.clock_of(clock, link_only)
+    clock, machines = kept.noting(clock, link_only)
     sharing = sizes[-1] if len(sizes) > 1 and link_per == "host" else 1
     named = {"dense float32": (None, None), "dense bfloat16": (_BFLOAT16, _BFLOAT16)}
     ways = []
@@ -129,6 +129,7 @@ def plan_fsdp(
         workers=sizes,
         link_per=link_per,
         timed=not link_only,
+        machine=", ".join(sorted(machines)),
     )
     return comparison.compare(ways, network, conditions, baseline="dense bfloat16")
 

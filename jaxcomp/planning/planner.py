@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -14,7 +14,7 @@ from jaxcomp.base import Reducer
 from jaxcomp.exchange import dense as dense_
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.graphs import mixing
-from jaxcomp.planning import models, timing
+from jaxcomp.planning import kept, models, timing
 from jaxcomp.planning.columns import shape, short
 from jaxcomp.planning.compared import CODECS, DENSE, LOCAL, delayed, means
 from jaxcomp.planning.description import describe
@@ -30,9 +30,6 @@ from jaxcomp.theory.comparison import Comparison, Conditions
 from jaxcomp.theory.cost import Network
 from jaxcomp.types import PyTree
 from jaxcomp.wire import cost as wire_cost
-
-Clock = Callable[[Any], timing.Measured]
-
 
 _DELAYED = 1e-3
 """Seconds of a message from which on ways are compared that send all messages at once."""
@@ -108,13 +105,13 @@ def plan(
     doubt: float = 0.25,
     max_error: float | None = None,
     rounds: bool = False,
-    clock: Clock | None = None,
+    clock: kept.Clock | None = None,
 ) -> Comparison:
     """Forecasts whether compression makes a step faster, for several ways to average gradients.
 
-    Bytes are those of the programs. Encoding and decoding are timed on this device, once for each
-    codec. The link adds `rounds · α + bytes / β`, with the rounds of every collective. The baseline
-    is a mean in bfloat16.
+    Bytes are those of the programs, and times of encoding and decoding those of `clock`. The link
+    adds `rounds · α + bytes / β`, with the rounds of every collective. The baseline is a mean in
+    bfloat16.
 
     Args:
         params: the parameters, or their shapes and dtypes; or the number of parameters, for a
@@ -143,7 +140,10 @@ def plan(
             compares all, and recommends no error of 0.9 and more, nor of 0.2 and more with a
             residual, except that of low rank.
         rounds: True compares what methods of local steps send too, for `jaxcomp.planning.rounds`.
-        clock: a function that times a link or reducer; by default it measures on this device.
+        clock: a function that times a link or reducer, such as `jaxcomp.planning.measure`, which
+            measures on this device. By default it is asked once for each codec on a machine, and
+            not at all for usual codecs on a CPU: their times come with the package, and are scaled
+            by the time of a copy here.
 
     Raises:
         ValueError: for numbers out of range, fewer than two workers, several numbers of them
@@ -165,7 +165,7 @@ def plan(
     _check(workers, sizes, codecs, fast)
     if isinstance(params, int):
         params = models.transformer(params)
-    clock = clock_of(clock, link_only)
+    clock, machines = kept.noting(clock, link_only)
     # The link of a host carries the bytes of all of its devices.
     sharing = sizes[-1] if len(sizes) > 1 and link_per == "host" else 1
     given = CODECS if codecs is None else codecs
@@ -176,8 +176,8 @@ def plan(
         found = [dataclasses.replace(way, biased=False) for way in found]
     if rounds:
         found = [dataclasses.replace(way, local=way.name in LOCAL) for way in found]
-    kept = [way for way in found if max_error is None or (way.error or 0.0) <= max_error]
-    large = [way.name for way in found if way not in kept]
+    within = [way for way in found if max_error is None or (way.error or 0.0) <= max_error]
+    large = [way.name for way in found if way not in within]
     conditions = Conditions(
         compute=compute,
         backward=backward,
@@ -190,11 +190,12 @@ def plan(
         workers=sizes,
         link_per=link_per,
         timed=not link_only,
+        machine=", ".join(sorted(machines)),
         bold=max_error is not None,
         left_out=_left_out(given, sizes, large, max_error),
         means={} if codecs is not None else means(named, sizes, delay),
     )
-    compared = comparison.compare(kept, network, conditions, baseline="dense bfloat16")
+    compared = comparison.compare(within, network, conditions, baseline="dense bfloat16")
     taken = named[compared.best.way.name]
     leaves = _leaves(taken, params, sizes, network, clock, sharing)
     return dataclasses.replace(compared, leaves=leaves)
@@ -225,13 +226,6 @@ def sizes_of(workers: Any, network: Any, link_per: str) -> tuple[int, ...]:
     call = "jaxcomp.planning.Network(bandwidth=1.25e9, latency=50e-6)"
     checks.instance("network", network, Network, call)
     return sizes
-
-
-def clock_of(clock: Clock | None, link_only: bool) -> Clock:
-    """A function that times a way, or says that it takes no time."""
-    if not link_only:
-        return clock or timing.measure
-    return lambda way: (clock or timing.untimed)(way).free
 
 
 def _check(workers: Any, sizes: tuple[int, ...], codecs: Any, fast: Network | None) -> None:
@@ -276,7 +270,7 @@ def ways(
 
 
 def price(
-    reducer: Any, like: PyTree, workers: tuple[int, ...], clock: Clock = timing.measure
+    reducer: Any, like: PyTree, workers: tuple[int, ...], clock: kept.Clock = timing.measure
 ) -> tuple[cost.Price, cost.Price]:
     """The cost of a mean to a device: its slow link and its work, and the fast links before it.
 
@@ -314,7 +308,7 @@ def price(
 
 
 def _dense(
-    reducer: Dense, like: PyTree, workers: tuple[int, ...], clock: Clock
+    reducer: Dense, like: PyTree, workers: tuple[int, ...], clock: kept.Clock
 ) -> tuple[cost.Price, cost.Price]:
     """A dense mean over two axes: each device brings a share over its slow link."""
     *outer, inner = workers
@@ -326,7 +320,7 @@ def _dense(
 
 
 def _way(
-    name: str, reducer: Any, like: PyTree, workers: tuple[int, ...], clock: Clock, sharing: int
+    name: str, reducer: Any, like: PyTree, workers: tuple[int, ...], clock: kept.Clock, sharing: int
 ) -> Way:
     timed: list[timing.Measured] = []
 
@@ -359,7 +353,7 @@ def _leaves(
     like: PyTree,
     workers: tuple[int, ...],
     network: Network,
-    clock: Clock,
+    clock: kept.Clock,
     sharing: int,
 ) -> Leaves:
     """The codec of each leaf by the best way, and the seconds that it saves.

@@ -41,6 +41,7 @@ class Measured:
             distributed elements.
         spread: the difference of the median and the fastest repeat, as a fraction of `whole`; it is
             large if the machine does other work.
+        machine: the machine that was timed, if it is another one: its times are scaled by a copy.
     """
 
     elements: int
@@ -49,6 +50,7 @@ class Measured:
     add: float
     error: float
     spread: float = 0.0
+    machine: str = ""
 
     def faster(self, times: float) -> "Measured":
         """The times on a device that is `times` times faster."""
@@ -59,7 +61,8 @@ class Measured:
     @property
     def free(self) -> "Measured":
         """The same measurement with zero time for encoding and decoding."""
-        return dataclasses.replace(self, whole=0.0, decode=0.0, add=0.0, spread=0.0)
+        free = dataclasses.replace(self, whole=0.0, decode=0.0, add=0.0, spread=0.0)
+        return dataclasses.replace(free, machine="")
 
     @property
     def work(self) -> Work:

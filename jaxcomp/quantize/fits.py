@@ -14,13 +14,20 @@ from jaxcomp.backend import xla
 from jaxcomp.numerics import exact
 from jaxcomp.quantize import rounding, totals
 from jaxcomp.quantize.levels import Levels
+from jaxcomp.quantize.totals import Rows
 from jaxcomp.types import Array
 
 FITS = (None, "unbiased", "least_squares", "norm")
 
 
 def fit_step(
-    fit: str, levels: Levels, values: Float32[Array, "n size"], x: Array, count: Array, dtype: Any
+    fit: str | None,
+    levels: Levels,
+    values: Float32[Array, "n size"],
+    x: Array,
+    count: Array,
+    dtype: Any,
+    rows: Rows = totals.IN_XLA,
 ) -> Float32[Array, "n 1"]:
     """The step that fits the values `c` of the codes to the elements `x` of each bucket.
 
@@ -34,6 +41,7 @@ def fit_step(
         x: `[n, size]`.
         count: `[n, 1]`, the number of real elements of each bucket.
         dtype: the dtype in which code × step must be exact.
+        rows: how to reduce them.
 
     References:
         Vargaftik et al., `EDEN: communication-efficient and robust distributed mean estimation for
@@ -41,17 +49,22 @@ def fit_step(
     """
     real = lax.broadcasted_iota(jnp.int32, x.shape, 1) < count
     values = jnp.where(real, values * jnp.float32(1 / levels.magnitude), 0)
-    top = totals.max_abs(x)
-    unit = totals.unit(x, top)
+    top = totals.max_abs(x, rows)
+    unit = totals.unit(x, top, rows)
+
+    def ratio_of(numerator: Array, denominator: Array) -> Array:
+        return _divide(totals.total(numerator, rows), totals.total(denominator, rows), rows)
+
     if fit == "unbiased":
         # Compile it separately: fused with the sum, a CPU's compiler vectorises neither.
-        product = xla.compile_separately(lambda a, b: a * b)(unit, values)
-        ratio = _divide(totals.total(unit * unit), totals.total(product))
+        times = xla.compile_separately(lambda a, b: a * b) if rows.staged else jnp.multiply
+        ratio = ratio_of(unit * unit, times(unit, values))
     elif fit == "least_squares":
-        ratio = _divide(totals.total(unit * values), totals.total(values * values))
+        ratio = ratio_of(unit * values, values * values)
     else:
-        ratio = _divide(totals.total(unit * unit), totals.total(values * values))
-        ratio = exact.sqrt(jnp.where(ratio >= jnp.finfo(jnp.float32).tiny, ratio, 0))
+        ratio = ratio_of(unit * unit, values * values)
+        usable = ratio >= jnp.finfo(jnp.float32).tiny
+        ratio = exact.sqrt(jnp.where(usable, ratio, 0), rows.digits)
     step = ratio * jnp.float32(1 / levels.magnitude) * top
     # Round to nearest, so that there is no bias; elements beyond the levels do not matter here.
     spare = 24 - rounding.significant(levels.magnitude, dtype, levels.precision)
@@ -61,7 +74,8 @@ def fit_step(
     return jnp.where(totals.is_finite(top), step, jnp.nan)
 
 
-def _divide(numerator: Array, denominator: Any) -> Array:
+def _divide(numerator: Array, denominator: Array, rows: Rows) -> Array:
     """`numerator / denominator` of positive numbers; zero where the denominator vanishes."""
     usable = denominator >= 2.0**-60
-    return jnp.where(usable, numerator * exact.reciprocal(jnp.where(usable, denominator, 1)), 0)
+    inverse = exact.reciprocal(jnp.where(usable, denominator, 1), rows.digits)
+    return jnp.where(usable, numerator * inverse, 0)

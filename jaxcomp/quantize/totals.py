@@ -55,7 +55,7 @@ IN_XLA = Rows(staged=True, digits=False)
 IN_KERNEL = Rows(staged=False, digits=True)
 """For a kernel that holds a row of at most 2¹⁵ elements in registers."""
 
-IN_GPU = Rows(staged=False, digits="refined")
+IN_GPU = Rows(staged=False, digits="instruction")
 """For such a kernel on a GPU."""
 
 INTERPRETED = Rows(staged=False, digits="interpreted")

@@ -1,6 +1,5 @@
 """Telemetry of training: the statistics of each step as records, for any writer, and alarms."""
 
-from jaxcomp.telemetry.alarms import Alarm as Alarm, Alarms as Alarms
-from jaxcomp.telemetry.log import Log as Log
-from jaxcomp.telemetry.records import record as record
-from jaxcomp.telemetry.writers import Csv as Csv, TensorBoard as TensorBoard, read_csv as read_csv
+from jaxcomp import lazy
+
+__getattr__, __dir__, __all__ = lazy.exports(__name__)

@@ -42,6 +42,7 @@ class Conditions:
         workers: the number of workers, for each kind of link, for the printed table.
         link_per: "host" or "device", the owner of the slow link, for the printed table.
         timed: whether the prices include encoding and decoding, for the printed table.
+        machine: the machine whose times were scaled to this one, for the notes.
         bold: whether ways of a high error may be recommended.
         left_out: what was not compared, and why, for the notes.
         means: what to write for the mean of a way, by its name.
@@ -58,6 +59,7 @@ class Conditions:
     workers: tuple[int, ...] = ()
     link_per: str = "host"
     timed: bool = True
+    machine: str = ""
     bold: bool = False
     left_out: tuple[str, ...] = ()
     means: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -134,7 +136,7 @@ class Comparison:
         )
 
     def on(self, network: cost.Network) -> "Comparison":
-        """The same ways on another link."""
+        """The same ways on another link; ways that send at once for this one's delay stay so."""
         ways = [line.way for line in self.forecasts]
         return compare(ways, network, self.conditions, baseline=self.baseline)
 
@@ -249,6 +251,11 @@ class Comparison:
             found.append(
                 "spread: how far the median of the timed repeats is above the fastest one, which "
                 "counts here. This machine was busy: run it again when it is idle."
+            )
+        if self.conditions.machine:
+            found.append(
+                f"Work: by times of {self.conditions.machine}, scaled by the time of a copy on "
+                "this machine. --exact, or clock=jaxcomp.planning.measure, times the codecs here."
             )
         if len(self.conditions.workers) > 1:
             own = "host" if self.conditions.link_per == "host" else "device"

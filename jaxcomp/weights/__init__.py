@@ -1,8 +1,5 @@
 """Weights for readers: versions of a model at a URL, as snapshots and lossless patches."""
 
-from jaxcomp.weights.forecasting import (
-    Forecast as Forecast,
-    Sent as Sent,
-    forecast as forecast,
-)
-from jaxcomp.weights.publisher import Publisher as Publisher
+from jaxcomp import lazy
+
+__getattr__, __dir__, __all__ = lazy.exports(__name__)

@@ -1,5 +1,6 @@
 """What the server takes into memory of an answer that comes over a connection."""
 
+import collections
 import tracemalloc
 import types
 
@@ -106,6 +107,25 @@ def test_an_array_that_flower_could_not_join_does_not_end_the_run():
         found, _ = pulled(link, MB)
         with pytest.raises(Refused):
             records.read_answer(found[0].content, 0, 0, MB, b"", None)
+
+
+def test_an_answer_that_is_still_on_its_way_is_asked_for_again_soon(monkeypatch):
+    waited = []
+    monkeypatch.setattr(limits.time, "sleep", waited.append)
+    link = SuperLink(answer_of(b"some bytes"))
+    known, asked = link.PullObject, collections.Counter()
+
+    def late(request):
+        asked[request.object_id] += 1
+        if asked[request.object_id] < 3:
+            return PullObjectResponse(object_found=True)
+        return known(request)
+
+    link.PullObject = late
+    (found,), _ = pulled(link, MB)
+    assert found.content["jaxcomp.payload"]["0"].data == b"some bytes"
+    assert set(asked.values()) == {3}
+    assert len(waited) == 2 * len(asked)
 
 
 def test_a_grid_of_flower_without_a_known_connection_is_named_in_the_log(monkeypatch):

@@ -20,6 +20,7 @@ from flwr.app import Error, Message
 from jaxcomp.adapters import flower
 from jaxcomp.adapters.flower import closing, raw, records
 from jaxcomp.federated import block
+from jaxcomp_site import polling
 
 SITES, FEATURES = 4, 96
 WORK = federated.LocalSteps(lambda w, x: -jnp.sum(w * x), optax.sgd(1.0))
@@ -87,7 +88,7 @@ class AtOnce:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(closing, "_POLL", 0.01)
+    monkeypatch.setattr(polling, "SOONEST", 0.01)
     monkeypatch.setattr(closing, "Thread", AtOnce)
 
 

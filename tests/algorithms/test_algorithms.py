@@ -54,7 +54,7 @@ def test_every_method_is_tried():
         "composite",
         "adaptive",
         "local_methods",
-        "diloco",
+        "outer_steps",
     ):
         module = importlib.import_module(f"jaxcomp.algorithms.{part}")
         made = inspect.getmembers(module, inspect.isfunction)

@@ -1,7 +1,9 @@
 """Interfaces hold every hook, wrappers forward them, and a class that does not fit is refused."""
 
 import dataclasses
+import importlib
 import inspect
+import pkgutil
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +36,8 @@ MOST = {Codec: 20, Reducer: 10}
 
 
 def concrete(noun):
+    for module in pkgutil.walk_packages(jaxcomp.__path__, "jaxcomp."):
+        importlib.import_module(module.name)  # Otherwise a class is known once it is used.
     found = [noun]
     for kind in found:
         found += [sub for sub in kind.__subclasses__() if sub not in found]

@@ -48,7 +48,7 @@ def test_every_public_recipe_of_a_codec_is_listed():
     """`dgc_warmup` is a schedule of fractions."""
     recipes = {
         name
-        for name, made in vars(jaxcomp).items()
+        for name, made in inspect.getmembers(jaxcomp)
         if inspect.isfunction(made) and made.__module__.startswith("jaxcomp.recipes.")
     }
     assert {entry.partition("(")[0] for entry in catalogue.expressions()} | {

@@ -152,3 +152,11 @@ def test_a_payload_is_one_message_where_it_would_wait_longer_than_it_is_sent():
 def test_a_delay_is_a_number_of_seconds(make, delay):
     with pytest.raises(ValueError, match="`delay`"):
         make(delay)
+
+
+def test_a_sum_in_two_shots_counts_both_and_fills_its_slices():
+    """Of 1,000,001 floats each of eight workers sends seven slices of 125,001, twice."""
+    size = 4 * 1_000_001
+    assert trips.of_sum(size, 8, 0.05) == trips.SHOTS
+    assert trips.sum_messages(size, 8, 0.05) == 2
+    assert trips.sum_bytes(1_000_001, np.dtype(np.float32), 8, 0.05) == 2 * 7 * 4 * 125_001

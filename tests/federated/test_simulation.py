@@ -48,7 +48,8 @@ def test_devices_change_no_bit(devices, digest):
 @pytest.mark.full
 @pytest.mark.parametrize("where", ["rows", "device"])
 def test_blocks_and_tables_change_no_bit(where, digest, tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxcomp.federated.simulation._BLOCK", 1)  # A block is one chunk.
+    monkeypatch.setattr("jaxcomp.federated.simulation._BLOCK", 1)  # A block is one chunk,
+    monkeypatch.setattr("jaxcomp.federated.simulation._SMALL", 1)  # or one client.
     sim = world.simulation(table="device" if where == "device" else tmp_path / where)
     sim.run(ROUNDS)
     assert world.digest(sim.params) == digest

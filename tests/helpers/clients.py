@@ -84,6 +84,8 @@ def digest(tree) -> str:
 class Spread:
     """In place of a simulation's program: the clients of a block over four workers of a map."""
 
+    beside = 1
+
     def __init__(self, sim, mode):
         def each(*given):
             return block.run(sim.method, *given, turn=0, chunk=2, axis_name="c")

@@ -54,9 +54,9 @@ def is_public(name, made):
 
 
 def public():
-    yield from (name for name, made in vars(jaxcomp).items() if is_public(name, made))
+    yield from (name for name, made in inspect.getmembers(jaxcomp) if is_public(name, made))
     for family in FAMILIES:
-        for name, made in vars(getattr(jaxcomp, family)).items():
+        for name, made in inspect.getmembers(getattr(jaxcomp, family)):
             # A dataclass that checks nothing is the result of a function.
             result = dataclasses.is_dataclass(made) and "__post_init__" not in vars(made)
             if is_public(name, made) and not result:

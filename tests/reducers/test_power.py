@@ -1,6 +1,7 @@
 """Power iteration: low-rank matrices arrive exactly, and the loss of others stays in memory."""
 
 import functools
+import inspect
 import itertools
 import pickle
 import re
@@ -299,7 +300,7 @@ def test_state_is_replicated_and_travels(mesh):
         np.testing.assert_array_equal(got, want)
     for reducer in EVERY:
         assert pickle.loads(pickle.dumps(reducer)) == reducer
-    assert eval(repr(PLAIN), dict(vars(jaxcomp))) == PLAIN
+    assert eval(repr(PLAIN), dict(inspect.getmembers(jaxcomp))) == PLAIN
 
 
 @pytest.mark.full

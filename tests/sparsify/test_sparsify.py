@@ -286,6 +286,26 @@ def test_other_settings_are_checked():
         choices.Sampled(0.1, most=0.5)
 
 
+@pytest.mark.core("int32")
+@pytest.mark.parametrize("dtype", ["int32", "int16", "uint16"])
+def test_several_digits_of_the_kth_largest_are_found_in_a_pass(dtype):
+    """As a GPU does: the same numbers as digit by digit, for whole rows and for segments."""
+    segments = segments_.Segments((1000, 30, 1), 32)
+    digits = 16 if dtype == "uint16" else np.iinfo(dtype).bits - 1
+    draw = np.random.default_rng(0).integers(0, 2**digits, (3, segments.rows * 32))
+    draw[1] = 2**digits - 1  # Nothing is larger.
+    sizes = jnp.asarray(draw.astype(dtype))
+    for parts, k in (
+        (selection.Row(sizes.shape[1]), 17),
+        (Leaves(segments), jnp.array([[100, 3, 1]])),
+    ):
+        search = functools.partial(selection._search, sizes, k, parts, digits)
+        np.testing.assert_array_equal(search(4), search(1))
+    want = np.sort(draw, axis=1)[:, -17:-16]
+    row = selection.Row(sizes.shape[1])
+    np.testing.assert_array_equal(selection._search(sizes, 17, row, digits, 4), want)
+
+
 def test_the_kth_largest_of_many_elements_goes_by_halves_and_is_exact():
     """Upper halves in common, ties, fewer elements than `k`, and NaN of the largest upper half."""
     sizes = (3 * 2**18, 2**18 - 7, 2**18, 2**10)

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 from jaxcomp import checks
 from jaxcomp.adapters.flower.server_round import log
 from jaxcomp.federated.method import Method
-
-_POLL = 0.2
-"""Seconds between two questions for new answers."""
+from jaxcomp_site import polling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +99,7 @@ class Waiting:
         self._pulled: set[str] = set()
         self._came: queue.SimpleQueue[tuple[str, list[Any]]] = queue.SimpleQueue()
         self._trains = False
+        self._pace = polling.Pace()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
@@ -123,9 +122,9 @@ class Waiting:
     ) -> list[Any]:
         """The answers that came before the end of the round, to these and to former messages."""
         trains, self._trains = self._trains, False
-        if not trains:
-            return list(self._grid.send_and_receive(messages, timeout=timeout))
         messages = list(messages)
+        if not trains:  # No messages, unless clients evaluate.
+            return list(self._grid.send_and_receive(messages, timeout=timeout)) if messages else []
         ids = [found or "" for found in self._grid.push_messages(messages)]
         begin = time.monotonic()
         for message, sent in zip(ids, messages, strict=True):
@@ -133,9 +132,12 @@ class Waiting:
                 self._asked[message] = _Asked(sent.metadata.dst_node_id, begin)
         limit = self._quorum.deadline if timeout is None else min(self._quorum.deadline, timeout)
         answers: list[Any] = []
-        while not self._is_closed(ids, answers) and time.monotonic() - begin < limit:
+        while not self._is_closed(ids, answers) and (waited := time.monotonic() - begin) < limit:
             self._pull()
-            answers += self._new(max(0.0, min(_POLL, begin + limit - time.monotonic())))
+            found = self._new(min(self._pace.pause(waited), limit - waited))
+            if found and not answers:
+                self._pace.came(time.monotonic() - begin)
+            answers += found
         return answers
 
     def _is_closed(self, ids: list[str], answers: list[Any]) -> bool:
@@ -166,10 +168,11 @@ class Waiting:
         self._came.put((message, found))
 
     def _new(self, seconds: float) -> list[Any]:
-        """The answers that arrive within so many seconds."""
+        """The next answers; none if no one arrives within so many seconds."""
         answers: list[Any] = []
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
+        while True:
+            left = 0.0 if answers else max(end - time.monotonic(), 0.0)
             try:
                 message, found = self._came.get(timeout=left)
             except queue.Empty:

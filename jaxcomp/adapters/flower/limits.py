@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,10 @@ _HEAD = 2**18
 
 _OBJECTS = 2**16
 """Objects of which it is known to which answer they belong: several answers are pulled at once."""
+
+_AGAIN, _TIMES = 0.05, 20
+"""Seconds after which an object is asked for again that is still on its way to the SuperLink, and
+how often. Flower itself waits for a second after the first question."""
 
 _CUT = {"dtype": "uint8", "shape": [0], "stype": CUT, "arraychunk_ids": []}
 """An array that stands for one that was too large."""
@@ -94,6 +99,11 @@ class Limited:
     def PullObject(self, request: Any, **extra: Any) -> Any:  # noqa: N802
         """Pulls an object of an answer, and empties it if there are too many bytes with it."""
         response = self._client.PullObject(request, **extra)
+        for _ in range(_TIMES):
+            if response.object_available or not response.object_found:
+                break
+            time.sleep(_AGAIN)
+            response = self._client.PullObject(request, **extra)
         answer = self._answers.get(request.object_id)
         content = response.object_content
         if answer is None or answer.takes(request.object_id, content):

@@ -1,0 +1,1 @@
+from jaxcomp.transforms import fragments as fragments
