@@ -214,7 +214,7 @@ def enclose(x: Any, k: PerPart, room: PerPart, trial: PerPart, parts: Parts) -> 
     hits = parts.reach(x, trial)
 
     def narrow(x: Any, trial: PerPart, _: Words) -> Words:
-        return at_most(*_search(x, k, room, trial, parts), room, parts)
+        return at_most(*_bracket(x, k, room, trial, parts), room, parts)
 
     found = parts.ones(hits)
     missed = jnp.any((found > room) | ((found < k) & (trial > 1)))
@@ -233,7 +233,9 @@ def at_most(reached: Words, above: Words, room: PerPart, parts: Parts) -> Words:
     return above | parts.first(reached & ~above, left)
 
 
-def _search(x: Any, k: PerPart, room: PerPart, trial: PerPart, parts: Parts) -> tuple[Words, Words]:
+def _bracket(
+    x: Any, k: PerPart, room: PerPart, trial: PerPart, parts: Parts
+) -> tuple[Words, Words]:
     """The elements of each part that reach a threshold, and those that reach the next one.
 
     At least `k` reach it, or all that are not zero, and at most `room` unless more are equal. The
