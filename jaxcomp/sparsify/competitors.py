@@ -21,6 +21,9 @@ INF = 0x7F800000
 TOP = 0x7FFFFFFF
 """Above the `size_bits` of every element."""
 
+_TOPS = 3
+"""Groups of a leaf, as a multiple of the elements that are wanted."""
+
 _FAN = 16
 _LANES = 32
 """Accumulators of a reduction, which the compiler vectorises."""
@@ -158,14 +161,14 @@ class Leaves(Parts):
     def spread(self, values: Array) -> Array:
         return self.segments.per_element(values)
 
-    def tops(self, x: Any, wanted: float) -> tuple[Int16[Array, "n groups"], Segments]:
-        """The upper halves of the maxima of groups of each row's elements, and their segments.
-
-        Args:
-            x: the elements.
-            wanted: the groups in an element of a row, at least.
+    def tops(
+        self, x: Any, ks: tuple[int, ...]
+    ) -> tuple[Int16[Array, "n groups"], Segments, tuple[int, ...]]:
+        """The upper halves of the maxima of groups of elements, their segments, and how many of
+        each segment's are as large as about `k` of its elements.
         """
         n, width = x.shape[0], self.segments.width
+        wanted = _TOPS * sum(ks) / sum(self.segments.sizes)
         # Divisors of a row; those below the lanes also divide the lanes.
         fit = (g for g in range(1, width + 1) if width % g == 0)
         fit = (g for g in fit if g >= _LANES or _LANES % g == 0)
@@ -176,7 +179,7 @@ class Leaves(Parts):
                 tops = tops.reshape(n, self.segments.rows, -1, lanes)
                 tops = lax.optimization_barrier(jnp.max(tops, axis=2))
         tops = lax.optimization_barrier((tops >> 16).astype(jnp.int16)).reshape(n, -1)
-        return tops, Segments(tuple(rows * groups for rows in self.segments.lengths), groups)
+        return tops, Segments(tuple(rows * groups for rows in self.segments.lengths), groups), ks
 
     def ahead(self, hits: Words) -> PerPart:
         """The ones of a bitmap before each part."""

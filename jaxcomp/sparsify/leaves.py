@@ -13,11 +13,8 @@ from jaxcomp.numerics.segments import Segments
 from jaxcomp.sparsify import bitmap, selection
 from jaxcomp.sparsify.bitmap import Words
 from jaxcomp.sparsify.competitors import Leaves, PerPart, size_bits
-from jaxcomp.sparsify.unjoined import UnjoinedLeaves
+from jaxcomp.sparsify.unjoined import Sample, UnjoinedLeaves
 from jaxcomp.types import Array
-
-_TOPS = 3
-"""Groups of a leaf, as a multiple of the elements that are wanted."""
 
 _WIDTHS = (512, 128, 32)
 """Elements of a row of candidates: the widest whose padding is an eighth at most."""
@@ -173,8 +170,8 @@ def estimate(
         for k, seen, size in zip(ks, sizes, parts.sizes, strict=True)
     )
     if isinstance(parts, UnjoinedLeaves):
-        sample, sampled = parts.sample(x, strides)
-        found = _candidates(sample, wanted, sampled)
+        # As large a threshold as for all elements, of which few more than wanted are in the sample.
+        found = _candidates(x, wanted, Sample(parts, strides), _least_reached(x, ks, parts))
         numbers, own = found.sizes, found.slots
     else:
         n, own = len(x), segments_.of(sizes)
@@ -186,11 +183,11 @@ def estimate(
 
 
 def _least_reached(x: Any, ks: tuple[int, ...], parts: Leaves) -> Int32[Array, "n segments"]:
-    """A threshold that at least `k` elements of each segment reach, or zero: the upper half of the
-    `k`-th largest of the maxima of groups of each row's elements.
+    """A threshold that `k` elements of each segment or a few more reach, rarely fewer, or zero: the
+    upper half of one of the largest maxima of groups of elements.
     """
-    tops, grouped = parts.tops(x, _TOPS * sum(ks) / sum(parts.sizes))
-    found = selection.kth_largest(tops, _numbers(ks, len(tops)), Leaves(grouped))
+    tops, grouped, numbers = parts.tops(x, ks)
+    found = selection.kth_largest(tops, _numbers(numbers, len(tops)), Leaves(grouped))
     return found.astype(jnp.int32) << 16
 
 

@@ -211,14 +211,10 @@ def enclose(x: Any, k: PerPart, room: PerPart, trial: PerPart, parts: Parts) -> 
     They are those that reach a threshold, unless more are equal than there is room for, or fewer
     than `k` are not zero: then the first ones of the equal elements, or of the zeros, are added.
     """
-    hits = parts.reach(x, trial)
-
-    def narrow(x: Any, trial: PerPart, _: Words) -> Words:
-        return at_most(*_bracket(x, k, room, trial, parts), room, parts)
-
-    found = parts.ones(hits)
-    missed = jnp.any((found > room) | ((found < k) & (trial > 1)))
-    hits = lax.cond(missed, narrow, lambda *given: given[-1], x, trial, hits)
+    hits, above = _bracket(x, k, room, trial, parts)
+    over = jnp.any(parts.ones(hits) > room)
+    cut = functools.partial(at_most, room=room, parts=parts)
+    hits = lax.cond(over, cut, lambda hits, _: hits, hits, above)
     found = parts.ones(hits)
 
     def fill(hits: Words, found: PerPart) -> Words:

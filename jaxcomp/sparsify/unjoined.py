@@ -7,13 +7,14 @@ its size to what is put together: a thirty-second of it, as the bits of a bitmap
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Int16
 
 from jaxcomp.backend import xla
 from jaxcomp.numerics.segments import Segments, change_width
@@ -25,14 +26,26 @@ from jaxcomp.types import Array
 LONG = 2**17
 """Elements of the shortest leaf that is read where it lies."""
 
-_MOST_SIZES = 12
-"""Sizes of such leaves: each is five kernels, of which one takes a CPU 20 ms to compile."""
-
-_LANES = 32
-"""Neighbours whose maxima are taken at once: fewer would leave most of a register idle."""
+_MOST_SIZES = 8
+"""Sizes of such leaves: each is 15 to 25 kernels, of which one takes a CPU 20 ms to compile."""
 
 _TOPS_ROW = 1024
 """Maxima of a leaf are in whole rows: many fill a vector register when they are counted."""
+
+_TOPS_TILE = 8192
+"""Elements that are read together to find maxima, in as long rows as many groups allow."""
+
+_GROUPS = 6
+"""Groups of a long leaf, as a multiple of the elements that are wanted."""
+
+_MORE = 1.02
+"""Maxima that are counted, as a multiple of the elements wanted: with those of them that share a
+group, and those between a threshold and its upper half, about a seventh more are found."""
+
+_COUNTED = 800
+"""Elements wanted from which on every second tile is enough, and every `s`-th from `s - 1` times
+as many: the number of elements above a threshold is then known to about 3 %.
+"""
 
 _TILE = 1024
 """Elements of a long leaf are in whole tiles, and a rest."""
@@ -68,25 +81,28 @@ def _reach_each(x: Array, low: Array) -> Array:
     return bitmap.of_words(size_bits(x) >= low)[0]
 
 
+@functools.lru_cache(maxsize=256)
+def _tops(fan: int, step: int) -> Callable[[Array], Array]:
+    """Maxima of groups of `fan` elements, in each `step`-th tile."""
+
+    def separate(leaf: Array) -> Array:
+        tiles = leaf.size // (step * _TOPS_TILE)
+        rows = leaf[: tiles * step * _TOPS_TILE].reshape(tiles, step, fan, _TOPS_TILE // fan)
+        return (jnp.max(size_bits(rows[:, 0]), axis=1) >> 16).astype(jnp.int16).reshape(-1)
+
+    return xla.compile_separately(separate)
+
+
 # Jitted, so that a program has them once for each size of a leaf.
-@functools.partial(jax.jit, static_argnums=1)
-def _tops(part: Array, fan: int) -> Array:
-    lanes, groups = max(_LANES, _TILE // fan), _TILE // fan
-    numbers = size_bits(part).reshape(-1, _TILE // lanes, lanes)
-    tops = lax.optimization_barrier((jnp.max(numbers, axis=1) >> 16).astype(jnp.int16))
-    if groups < lanes:
-        tops = lax.optimization_barrier(jnp.max(tops.reshape(-1, lanes // groups, groups), axis=1))
-    return tops.reshape(-1)
-
-
 @jax.jit
 def _take(leaf: Array, places: Array, begin: Array) -> Array:
     return jnp.take(leaf, places - begin, mode="clip")
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _fill(size: int, beyond: int, places: Array, values: Array, by: Array) -> Array:
-    zeros = jnp.zeros(size, values.dtype)
+def _fill(size: int, beyond: int, places: Array, values: Array, by: Array, zero: Array) -> Array:
+    # From a value that is not known: equal constants of several leaves would be one, and copied.
+    zeros = jnp.broadcast_to(zero, (size,))
     return zeros.at[_shift(beyond, places, by)].add(
         values, indices_are_sorted=True, unique_indices=True, mode="drop"
     )
@@ -134,15 +150,17 @@ def scatter(
             strict=True,
         )
     )
+    zeros = xla.hide((0,) * (len(long) + 1), xla.zero_after(places))
+    zeros = [zero.astype(values.dtype) for zero in zeros]
     found = {
-        number: _fill(segments.sizes[number], segments.size, *part)
-        for number, part in zip(long, parts, strict=False)
+        number: _fill(segments.sizes[number], segments.size, *part, zero)
+        for number, part, zero in zip(long, parts, zeros, strict=False)
     }
     if short:
         each = [_shift(segments.size, at, start) for at, _, start in parts[len(long) :]]
         own = [part for _, part, _ in parts[len(long) :]]
-        zero = jnp.zeros((), places.dtype)
-        whole = _fill(joined.size, segments.size, *map(jnp.concatenate, (each, own)), zero)
+        at, own = map(jnp.concatenate, (each, own))
+        whole = _fill(joined.size, segments.size, at, own, jnp.zeros((), at.dtype), zeros[-1])
         found |= dict(zip(short, joined.cut(whole[None]), strict=True))
     return tuple(found[number] for number in range(segments.number))
 
@@ -219,31 +237,69 @@ class UnjoinedLeaves(Leaves):
                 at += part.size
         return xla.place(found, slots.size)[None]
 
-    def tops(self, x: Unjoined, wanted: float) -> tuple[Array, Segments]:
-        fan = 1 << min(8, max(0, math.floor(-math.log2(wanted))))
-        sizes = [-(-size // _TILE) * _TILE // fan for size in self.sizes]
+    def tops(
+        self, x: Unjoined, ks: tuple[int, ...]
+    ) -> tuple[Int16[Array, "n groups"], Segments, tuple[int, ...]]:
+        sizes, numbers = list(self.segments.sizes), list(ks)
         short, own = jnp.zeros((1, 0), jnp.int16), Segments((), _TOPS_ROW)
         if self.short:
-            short, narrow = Leaves(self.joined).tops(x.short, wanted)
+            few = tuple(ks[number] for number in self.short)
+            short, narrow, few = Leaves(self.joined).tops(x.short, few)
             own = Segments(narrow.sizes, _TOPS_ROW)
             short = change_width(short, narrow, own)
-            for number, size in zip(self.short, own.sizes, strict=True):
-                sizes[number] = size
-        found, tops = Segments(tuple(sizes), _TOPS_ROW), []
+            for number, size, k in zip(self.short, own.sizes, few, strict=True):
+                sizes[number], numbers[number] = size, k
+        tops = []
         for number, leaf in zip(self.long, x.long, strict=True):
-            begin, whole = found.starts[number], leaf.size // _TILE * _TILE
-            tops.append((begin, _tops(leaf[:whole], fan)))
-            if whole < leaf.size:
-                rest = jnp.pad(leaf[whole:], (0, -leaf.size % _TILE))
-                tops.append((begin + whole // fan, _tops(rest, fan)))
+            k = ks[number]
+            fan = 1 << min(8, max(0, math.floor(math.log2(leaf.size / (_GROUPS * k)))))
+            step = max(step for step in (1, 2, 4, 8) if step == 1 or k > _COUNTED * (step - 1))
+            tops.append(_tops(fan, step)(leaf))
+            sizes[number] = tops[-1].size
+            numbers[number] = max(1, round(_MORE * k * fan * tops[-1].size / leaf.size))
+        found = Segments(tuple(sizes), _TOPS_ROW)
+        placed = [(found.starts[number], own) for number, own in zip(self.long, tops, strict=True)]
         for first, last, start in _runs(self.short, own.starts):
             begin, end = found.starts[first], found.ends[last]
-            tops.append((begin, short[0, start : start + end - begin]))
-        return xla.place(tops, found.size)[None], found
+            placed.append((begin, short[0, start : start + end - begin]))
+        return xla.place(placed, found.size)[None], found, tuple(numbers)
 
-    def sample(self, x: Unjoined, strides: Sequence[int]) -> "tuple[Unjoined, UnjoinedLeaves]":
-        """Every stride-th element of each leaf, the first one included."""
-        long = [leaf[:: strides[n]] for n, leaf in zip(self.long, x.long, strict=True)]
-        sizes = [-(-size // stride) for size, stride in zip(self.sizes, strides, strict=True)]
-        segments = Segments(tuple(sizes), self.segments.width)
-        return Unjoined(tuple(long), x.short), UnjoinedLeaves(segments, self.long)
+
+class Sample(UnjoinedLeaves):
+    """Every stride-th element of each leaf, the first one included.
+
+    The others are masked in bitmaps. To cut them out, a CPU would take longer.
+
+    Args:
+        parts: all elements.
+        strides: of each leaf.
+    """
+
+    def __init__(self, parts: UnjoinedLeaves, strides: Sequence[int]):
+        super().__init__(parts.segments, parts.long)
+        sizes = self.segments.sizes
+        self.sizes = tuple(-(-size // step) for size, step in zip(sizes, strides, strict=True))
+        self._mask = self._every(strides)
+
+    def _every(self, strides: Sequence[int]) -> Words:
+        """The bitmap of the elements in the sample, and of some that fill rows after them."""
+        like = self.none(1)
+        patterns = [sum(1 << bit for bit in range(0, bitmap.WORD, step)) for step in strides]
+        starts = [start // bitmap.WORD for start in self.segments.starts]
+        every, pattern, start = (
+            self.per_word(jnp.asarray(numbers, dtype)[None], like)
+            for numbers, dtype in (
+                (strides, jnp.int32),
+                (patterns, jnp.uint32),
+                (starts, jnp.int32),
+            )
+        )
+        place = (lax.broadcasted_iota(jnp.int32, like.shape, 1) - start) * bitmap.WORD
+        first = lax.rem(every - lax.rem(place, every), every)
+        return jnp.where(first < bitmap.WORD, pattern << first.astype(jnp.uint32), 0)
+
+    def reach(self, x: Unjoined, low: PerPart) -> Words:
+        return super().reach(x, low) & self._mask
+
+    def first(self, hits: Words, k: PerPart) -> Words:
+        return super().first(hits & self._mask, k)
