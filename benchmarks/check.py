@@ -202,6 +202,26 @@ def many_clients() -> Found:
     )
 
 
+def federated_drift() -> Found:
+    """What control variates and adaptive servers save, and a server that does not wait."""
+    found = reporting.read(RESULTS / "federated" / "drift.json")
+    rows = {(r["name"], r["way"]): r for r in found["drift"]["records"]}
+    for way in sorted({way for _, way in rows}):
+        base = rows["FedAvg", way]
+        for name in ("SCAFFOLD", "FedAdam", "FedYogi"):
+            fewer = rows[name, way]["rounds"] < base["rounds"]
+            yield f"{name} needs fewer rounds than FedAvg, {way}", fewer
+        more = rows["SCAFFOLD", way]["up"] > base["up"]
+        yield f"SCAFFOLD sends more bytes than FedAvg, {way}", more
+        same = abs(rows["FedProx", way]["rounds"] - base["rounds"]) <= 1
+        yield f"FedProx needs as many rounds as FedAvg, {way}", same
+    late = {r["name"]: r for r in found["late"]["records"]}
+    alike, buffered = late["FedBuff, all ages alike"]["seconds"], late["FedBuff"]["end"]
+    waits = late["FedAvg"]["seconds"]
+    yield "FedBuff takes all rounds before FedAvg reaches the loss", buffered < waits
+    yield "FedBuff with all ages alike reaches the loss", alike < buffered
+
+
 def federated_methods() -> Found:
     """Guesses at equal bits, the best number of local steps, and hostile voters."""
     found = reporting.read(RESULTS / "federated" / "methods.json")
@@ -375,6 +395,7 @@ def failures() -> list[str]:
         few_bits,
         many_clients,
         federated_methods,
+        federated_drift,
         link_model,
         same_tables,
         gossip,

@@ -20,7 +20,16 @@ def between_sites() -> Iterator[tuple[str, bool]]:
     rounds = [statistics.median(one["rounds"] for one in runs) for runs in events.values()]
     ratio = rounds[1] / rounds[0]
     yield f"dead and late sites take {ratio:.2f} of the rounds, at most 1.3", ratio <= 1.3
+    replayed: dict[str, dict[str, float]] = {}
+    for row in reporting.read(folder / "grace.json")["grace"]:
+        replayed.setdefault(row["speeds"], {})[row["way"]] = row["fresh"]
+    for speeds, ways in replayed.items():
+        best = max(ways[fixed] for fixed in "234")
+        ratio = ways["2, grace 1"] / best
+        yield f"{speeds}: with grace {ratio:.2f} of the best fixed quorum, above 1", ratio > 1
     kills = reporting.read(folder / "kills.json")["kills"]
+    number = sum(kills["killed"].values())
+    yield f"{number} failures, at least 100", number >= 100
     yield "what sites gave is what the centre got and residuals hold", kills["difference"] == 0
     losses = reporting.read(folder / "losses.json")["losses"]
     low, high = min(losses["undisturbed"]), max(losses["undisturbed"])

@@ -18,10 +18,13 @@ those of undisturbed runs, which are those of the simulation to the bit.
 A job of several seeds that has been stopped goes on with the next seed of its file.
 """
 
+import contextlib
 import json
+import os
 import pathlib
 import re
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -56,6 +59,17 @@ LINKS = {
 """The time there and back, and the rate each way."""
 PATIENCE, KILL_DEADLINE, LONG_DEADLINE = 75.0, 30.0, 90.0
 """Seconds; a site that was killed is back, and has compiled, in less than the longest of them."""
+KILLS = {
+    "sites": 0.35,
+    "nodes": 0.15,
+    "sites and nodes": 0.15,
+    "sites stopped": 0.15,
+    "SuperLink": 0.1,
+    "SuperLink and app": 0.1,
+}
+"""What is killed, or stopped for 5 to 20 s, and how often of all times."""
+STARTING = 15.0
+"""Seconds in which the server's app has begun."""
 STEP = 0.015
 """Seconds of a step of the example's model, as sites report it: 0.30 s for 20 steps, in four
 processes on two cores."""
@@ -67,16 +81,18 @@ def trained(
     happens: Callable[[Network, int], None],
     seconds: float,
     folder: pathlib.Path,
-    *,
-    resident: bool = True,
-    node: bool = True,
+    **settings: Any,
 ) -> dict[str, Any]:
-    """A run; `happens(net, rounds)` is called again and again with the rounds so far."""
+    """A run; `happens(net, rounds)` is called again and again with the rounds so far.
+
+    `settings` are those of the network.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     begin = time.monotonic()
-    first = config.pop("first", range(SITES))
+    sites = settings.pop("sites", SITES)
+    first = config.pop("first", range(sites))
     config = {"patience": max(PATIENCE, 1.5 * config["deadline"]), **config}
-    with Network(folder, config, SITES, link, resident=resident, node=node) as net:
+    with Network(folder, config, sites, link, **settings) as net:
         net.start_server()
         net.join(*first)
 
@@ -238,13 +254,13 @@ def _undisturbed(seed: int, rounds: int, steps: int) -> float:
 
 def _killed(seed: int, folder: pathlib.Path, config: dict[str, Any]) -> dict[str, Any]:
     """A run with random kills."""
-    rounds = config["rounds"]
-    draw, killed = np.random.default_rng(seed), {"sites": 0, "server": 0}
+    rounds, stopped = config["rounds"], {}
+    draw, killed = np.random.default_rng(seed), dict.fromkeys(KILLS, 0)
     next_at, last, since, restarts = 1, 0, time.monotonic(), []
-    longest, late = 0.0, []
+    longest, late, started = 0.0, [], time.monotonic()
 
     def happens(net: Network, done: int) -> None:
-        nonlocal next_at, longest, last, since
+        nonlocal next_at, longest, last, since, started
         now = time.monotonic()
         longest = max(longest, now - since)
         if done > last:
@@ -256,22 +272,34 @@ def _killed(seed: int, folder: pathlib.Path, config: dict[str, Any]) -> dict[str
         for number in range(SITES):
             if not net.alive(f"site{number}"):
                 net.start_site(number)
+        for pid in [pid for pid, until in stopped.items() if until < now]:
+            del stopped[pid]
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        if done and net.server is None and not net.ended and now - started > STARTING:
+            started = now
+            net.start_server()
+            restarts.append(now)
         if done < next_at or done >= rounds:
             return
-        next_at = done + 1 + int(draw.integers(1, 4))
-        if draw.random() < 0.2:
-            killed["server"] += 1
-            net.kill_server()
-            net.start_link()
-            net.start_server()
-            restarts.append(time.monotonic())
-        else:
-            killed["sites"] += 1
-            number = int(draw.integers(SITES))
-            time.sleep(float(draw.uniform(0, 3)))  # At any point of a round.
+        next_at = done + 1 + int(draw.integers(0, 3))
+        time.sleep(float(draw.uniform(0, 3)))  # At any point of a round.
+        kind, number = str(draw.choice(list(KILLS), p=list(KILLS.values()))), draw.integers(SITES)
+        killed[kind] += 1
+        if kind == "sites stopped" and net.alive(f"site{number}"):
+            pid = net.pid(f"site{number}")
+            os.kill(pid, signal.SIGSTOP)
+            stopped[pid] = time.monotonic() + float(draw.uniform(5, 20))
+        if kind in ("sites", "sites and nodes"):
             net.kill(f"site{number}")
-            if draw.random() < 0.15:
-                net.kill(f"node{number}")
+        if kind in ("nodes", "sites and nodes"):
+            net.kill(f"node{number}")
+        if kind == "SuperLink and app":
+            net.kill_server()
+        if kind == "SuperLink":
+            net.kill("link")
+        if not net.alive("link"):
+            net.start_link()
 
     config = {"deadline": KILL_DEADLINE, **config}
     run = trained(config, LINKS["20 ms, 100 Mbit/s"], happens, 4000, folder)
@@ -321,7 +349,7 @@ PROCESS_COLUMNS = (
 )
 EVENT_COLUMNS = "run {name} | seeds {seeds} | rounds, median {rounds:.0f} | from {low} | to {high}"
 KILL_COLUMNS = (
-    "rounds {rounds} | sites killed {sites} | server killed {server} | late messages {late} | "
+    "rounds {rounds} | killed or stopped {killed} | late messages {late} | "
     "gave − got − held {difference:g} | longest round, s {longest_s:.0f} | deadline, s {deadline:g}"
 )
 
@@ -382,11 +410,12 @@ def _row(found: dict[str, Any]) -> dict[str, Any]:
     """A row of a run with kills."""
     last = found["last"]
     late = sum(last["late"].values())
-    return {**found, **found["killed"], "rounds": last["round"], "late": late}
+    killed = ", ".join(f"{count} {kind}" for kind, count in found["killed"].items())
+    return {**found, "killed": killed, "rounds": last["round"], "late": late}
 
 
 LOSS_COLUMNS = (
-    "run {name} | rounds {rounds} | sites killed {sites} | server killed {server} | "
+    "run {name} | rounds {rounds} | killed or stopped {killed} | "
     "late messages {late} | loss, bits a byte {loss:.3f} | undisturbed, from {low:.3f} | "
     "to {high:.3f} | longest round, s {longest_s:.0f} | deadline, s {deadline:g}"
 )

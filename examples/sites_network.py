@@ -29,6 +29,7 @@ from jaxcomp.testing import Relay
 
 HERE = pathlib.Path(__file__).parent
 APP = HERE / "flower_sites"
+MONTH = 30 * 86_400.0
 PEM, NO_PASSWORD = serialization.Encoding.PEM, serialization.NoEncryption()
 
 
@@ -42,6 +43,7 @@ class Network:
         link: the settings of every relay, such as `{"delay": 0.025, "rate": 10e6}`.
         resident: whether the process of a site stays up; else each message starts a new one.
         node: whether a site's node is `jaxcomp_site.node`; else it is Flower's SuperNode.
+        lifetime: seconds from now for which the SuperLink's certificate is valid.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class Network:
         *,
         resident: bool = True,
         node: bool = True,
+        lifetime: float = MONTH,
     ):
         self.folder, self.sites, self._link, self._resident = folder, sites, link, resident
+        self._lifetime = lifetime
         self._node: list[Any] = [federated_flower.BIN / "flower-supernode"]
         if node and resident:
             self._node = [sys.executable, "-m", "jaxcomp_site.node"]
@@ -83,7 +87,7 @@ class Network:
         for name in ("flwr", "server", "logs"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         (self.folder / "task.json").write_text(json.dumps(self._config))
-        certificates(self.folder)
+        certificates(self.folder, self._lifetime)
         for number in range(self.sites):
             key_pair(self.folder / f"node{number}")
         connection = (
@@ -173,6 +177,17 @@ class Network:
         """Whether this process runs."""
         return name in self._running and self._running[name].poll() is None
 
+    def pid(self, name: str) -> int:
+        """The number of a process."""
+        return self._running[name].pid
+
+    @property
+    def server(self) -> int | None:
+        """The number of the process of the server's app; None if it does not run."""
+        command = ["pgrep", "-f", f"flwr-serverapp.*127.0.0.1:{self._port}"]
+        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+        return int(found[0]) if found else None
+
     def rounds(self) -> list[dict[str, Any]]:
         """The report of the server so far, a record for each round."""
         file = self.folder / "server" / "rounds.jsonl"
@@ -237,26 +252,38 @@ class Network:
         log.close()
 
 
-def certificates(folder: pathlib.Path) -> None:
-    """An authority of our own, and the certificate of a server on this machine."""
-    authority, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+def certificates(folder: pathlib.Path, lifetime: float = MONTH) -> None:
+    """An authority of our own, unless the folder has one, and the certificate of a server here.
+
+    Args:
+        folder: where they are.
+        lifetime: seconds for which the certificate of the server is valid.
+    """
+    form = serialization.PrivateFormat.TraditionalOpenSSL
+    key, own = ec.generate_private_key(ec.SECP384R1()), folder / "ca.key"
+    if not own.exists():
+        new = ec.generate_private_key(ec.SECP384R1())
+        own.write_bytes(new.private_bytes(PEM, form, NO_PASSWORD))
+    authority: Any = serialization.load_pem_private_key(own.read_bytes(), None)
     ours = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sites")])
     host = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
 
-    def signed(name: x509.Name, public: Any, extension: Any) -> bytes:
+    def signed(name: x509.Name, public: Any, extension: Any, seconds: float) -> bytes:
         now = datetime.datetime.now(datetime.UTC)
         made = x509.CertificateBuilder().subject_name(name).issuer_name(ours).public_key(public)
         made = made.serial_number(x509.random_serial_number())
         made = made.not_valid_before(now - datetime.timedelta(days=1))
-        made = made.not_valid_after(now + datetime.timedelta(days=30))
+        made = made.not_valid_after(now + datetime.timedelta(seconds=seconds))
         made = made.add_extension(extension, critical=True)
         return made.sign(authority, hashes.SHA256()).public_bytes(PEM)
 
     alternative = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     authoritative = x509.BasicConstraints(ca=True, path_length=None)
-    (folder / "ca.pem").write_bytes(signed(ours, authority.public_key(), authoritative))
-    (folder / "server.pem").write_bytes(signed(host, key.public_key(), alternative))
-    form = serialization.PrivateFormat.TraditionalOpenSSL
+    if not (folder / "ca.pem").exists():
+        root = signed(ours, authority.public_key(), authoritative, MONTH)
+        (folder / "ca.pem").write_bytes(root)
+    server = signed(host, key.public_key(), alternative, lifetime)
+    (folder / "server.pem").write_bytes(server)
     (folder / "server.key").write_bytes(key.private_bytes(PEM, form, NO_PASSWORD))
 
 

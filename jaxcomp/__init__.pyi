@@ -66,7 +66,7 @@ from jaxcomp.recipes.floats import (
     natural_dithering as natural_dithering,
     nuqsgd as nuqsgd,
 )
-from jaxcomp.recipes.guided import wyner_ziv as wyner_ziv
+from jaxcomp.recipes.guided import visible as visible, wyner_ziv as wyner_ziv
 from jaxcomp.recipes.quantizers import (
     averaged_ternary as averaged_ternary,
     blockwise as blockwise,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from jaxcomp_command import options
+from jaxcomp_command.examples import EXAMPLES
 
 MODELS = ("gpt2", "resnet50")
 """The known models; `jaxcomp.planning.models` has their shapes."""
@@ -20,76 +21,7 @@ _ABOUT = {
     "report": "Draws a run as one picture, from the file of jaxcomp.telemetry.Csv; lists alarms.",
     "fit": "Says how well the laws that sidco assumes fit your gradients, and draws it.",
     "weights": "Lists the versions of weights at a URL: bytes, ratios, ages; checks their files.",
-}
-_EXPRESSIONS = """\
-Codecs and reducers are written as in Python, with the public names of jaxcomp, numbers, strings and
-tuples: sign, 'top_k(fraction=1/100)', 'jaxcomp.qsgd_inf(bits=4)',
-'TwoShot(up=qsgd(bits=4), down=qsgd(bits=8))', or what print(codec) shows."""
-_EXAMPLES = {
-    "codecs": f"""{_EXPRESSIONS}
-
-examples:
-  jaxcomp codecs
-  jaxcomp codecs --codec sign 'top_k(fraction=1/100)' 'eden(bits=2, rotations=2)'""",
-    "bench": f"""{_EXPRESSIONS}
-
-examples:
-  jaxcomp bench --codec sign 'qsgd_inf(bits=4)'
-  jaxcomp bench --codec 'PowerIteration(rank=4)' --elements 25M""",
-    "plan": f"""{_EXPRESSIONS}
-
-examples:
-  jaxcomp plan --params 125e6 --workers 16 --link 10Gbps --step 250ms
-  jaxcomp plan --model gpt2 --workers 4x8 --link 25Gbit --fast-link 400Gbit --step 300ms
-  jaxcomp plan --tree my_model:shapes --workers 8 --link 1.25GB/s --step my_model:step
-  jaxcomp plan --params 25M --workers 4 --link 100Mbit --step 250ms --rounds --link-only
-  jaxcomp plan --gradients early.npz late.npz --budget 400kB --workers 8 --link 100Mbit
-  jaxcomp plan --params 1e9 --workers 4x8 --link 25Gbit --fast-link 400Gbit --fsdp
-  jaxcomp plan --params 1e9 --workers 8 --link 1Gbit --fsdp --codec 'mx("mxfp8") / qsgd_inf(bits=4)'
-  jaxcomp plan --weights 7e9 --link 100Mbit --rate 3e-6
-  jaxcomp plan --params 125e6 --workers 4 --link 100Mbit --latency 25ms --step 250ms --every 100 \
-    --sites --codec 'chunk_top_k() / qsgd_inf(bits=8)'
-
---budget gives each leaf the codec that measured gradients ask for, within so many bytes. Save them:
-  flat, _ = jax.tree_util.tree_flatten_with_path(gradients)  # of one worker
-  name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
-  np.savez("early.npz", **{{name(path): leaf for path, leaf in flat}})""",
-    "audit": """\
-Save the compiled program, not the lowered one:
-  compiled = step.lower(params, state, batch).compile()
-  pathlib.Path("step.txt").write_text(compiled.as_text())
-or run with XLA_FLAGS=--xla_dump_to=FOLDER, and take *after_optimizations.txt.
-
-examples:
-  jaxcomp audit step.txt
-  jaxcomp audit dense.txt compressed.txt --json
-  jaxcomp audit step.txt --mesh data=2,fsdp=4""",
-    "report": """\
-The training loop writes the file:
-  tx = jaxcomp.compressed_mean(codec, "data", stats=True)
-  log = jaxcomp.telemetry.Log(jaxcomp.telemetry.Csv("run.csv"))
-  log(state, {"loss": loss})  # after each step
-
-examples:
-  jaxcomp report run.csv
-  jaxcomp report run.csv --plot run.svg --window 20""",
-    "fit": """\
-A file is one worker's gradient before the mean: an array a parameter, by its name. Save a few:
-  grads = jax.grad(loss)(params, batch)
-  leaves = jax.tree_util.tree_leaves_with_path(grads)
-  np.savez("early.npz", **{jax.tree_util.keystr(path): leaf for path, leaf in leaves})
-or run examples/byte_lm.py --codec dense --save-gradients. Give them in the order of training.
-
-examples:
-  jaxcomp fit early.npz middle.npz late.npz
-  jaxcomp fit gradients/*.npz --share 0.001 --plot fit.svg""",
-    "weights": """\
-jaxcomp.weights.Publisher writes them, and jaxcomp_weights.Reader reads them.
-
-examples:
-  jaxcomp weights s3://bucket/run
-  jaxcomp weights runs/weights --verify
-  jaxcomp weights https://host/run --verify --key 6f1c...e2""",
+    "watch": "Shows a training between sites while it runs: loss, rounds, sites, refusals, bytes.",
 }
 
 
@@ -141,7 +73,7 @@ def build() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
             name,
             help=about[0].lower() + about[1:-1],
             description=about,
-            epilog=_EXAMPLES[name],
+            epilog=EXAMPLES[name],
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -149,7 +81,7 @@ def build() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     }
     for name, command in commands.items():
         command.add_argument("--json", action="store_true", help="print JSON")
-        if name not in ("audit", "report", "fit", "weights"):
+        if name not in ("audit", "report", "fit", "weights", "watch"):
             command.add_argument(
                 "--codec", nargs="+", metavar="EXPRESSION", help="these, and no others"
             )
@@ -184,6 +116,7 @@ def build() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     )
     _options_of_fit(commands["fit"].add_argument)
     _options_of_weights(commands["weights"].add_argument)
+    _options_of_watch(commands["watch"].add_argument)
     _options_of_plan(commands["plan"].add_argument)
     return parser, commands
 
@@ -241,6 +174,17 @@ def _options_of_weights(add: Callable[..., Any]) -> None:
         metavar="HEX",
         help="the ed25519 public key that must have signed all documents, in hexadecimal",
     )
+
+
+def _options_of_watch(add: Callable[..., Any]) -> None:
+    add("folder", type=pathlib.Path, help="of the server's checkpoints")
+    add(
+        "--port",
+        type=options.port,
+        default=7171,
+        help="of the page on 127.0.0.1; 0 for any that is free (default: 7171)",
+    )
+    add("--once", action="store_true", help="print the numbers as text, and end")
 
 
 def _options_of_plan(add: Callable[..., Any]) -> None:
@@ -377,7 +321,12 @@ def _options_of_steps(add: Callable[..., Any]) -> None:
         "--sites",
         action="store_true",
         help="plan rounds between sites on Flower, of --every steps, over links with --latency one "
-        "way; --codec names that of a site, or 'SITE / SERVER'; --link is the slower direction",
+        "way; --codec names that of a site, or 'SITE / SERVER'",
+    )
+    add(
+        "--upload",
+        type=options.bandwidth,
+        help="with --sites, the speed from a site to the server, where --link is that to the site",
     )
     add(
         "--rounds",

@@ -29,6 +29,14 @@ def size(text: str) -> int:
     return int(value)
 
 
+def port(text: str) -> int:
+    """A port: 0 to 65535."""
+    found = int(text) if re.fullmatch(r"[0-9]{1,5}", text) else -1
+    if not 0 <= found <= 65535:
+        raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535, got {text!r}")
+    return found
+
+
 def workers(text: str) -> tuple[int, ...]:
     """The number of workers on each axis: 8, or 4x8."""
     found = tuple(int(part) if part.isdecimal() else 0 for part in text.split("x"))

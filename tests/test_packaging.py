@@ -77,6 +77,18 @@ def test_the_wheel_is_typed_and_has_the_command():
     assert callable(getattr(__import__(module), function))
 
 
+def test_the_wheel_has_the_files_of_the_watch_page():
+    """Hatchling takes whatever is in a package and git does not ignore."""
+    from jaxcomp.cli import page
+
+    names = {ROOT / "jaxcomp" / "cli" / "watch_page" / name for name, _ in page._FILES.values()}
+    assert set((ROOT / "jaxcomp" / "cli" / "watch_page").iterdir()) == names
+    if (ROOT / ".git").exists():
+        command = ["git", "check-ignore", *map(str, names)]
+        said = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+        assert said.stdout == ""
+
+
 def test_the_changelog_begins_with_this_version():
     headings = re.findall(r"^## (\S+) \((.*)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     version = Version(jaxcomp.__version__)

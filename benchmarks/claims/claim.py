@@ -60,6 +60,9 @@ DELAYS_FIXED = "2026-11-27T06:32:00"
 PATCHES_FIXED = "2026-11-28T03:54:00"
 """When the criteria of patches of weights were committed."""
 
+VISIBLE_FIXED = "2026-11-28T15:25:00"
+"""When the criterion of visible changes between sites was committed."""
+
 LONGEST = 120
 """Characters of a cell of the page's tables."""
 

@@ -40,7 +40,8 @@ class Facts:
             `side` are `2^k` times as large.
         guided: whether encoder and decoder may be given guesses of the batch: the state, and what
             `side` makes of it, then are `[alternatives, buckets, size]`, and `()` or None without
-            guesses, which counts as zeros.
+            guesses, which counts as zeros. If the codec is not `sided`, the encoder alone is given
+            them, and they are the parameters that the batch is subtracted from.
         clips: whether `clipped` counts elements; False for a codec whose range covers every
             element, or that has no range.
         names_senders: whether payloads say which elements were sent, so that there is a

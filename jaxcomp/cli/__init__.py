@@ -2,7 +2,7 @@
 
 import argparse
 
-from jaxcomp.cli import audit, codecs, fit, planned, report, weights
+from jaxcomp.cli import audit, codecs, fit, planned, report, watch, weights
 
 COMMANDS = {
     "codecs": codecs.codecs,
@@ -12,6 +12,7 @@ COMMANDS = {
     "report": report.report,
     "fit": fit.fit,
     "weights": weights.weights,
+    "watch": watch.watch,
 }
 
 

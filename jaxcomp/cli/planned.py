@@ -29,6 +29,8 @@ def plan(args: argparse.Namespace) -> None:
         )
     if args.plot is not None:
         plots.check(args.plot)  # Before minutes of timing.
+    if args.upload and not args.sites:
+        raise ValueError("--upload needs --sites: means take the same time in both directions")
     if args.fsdp or args.sites:
         (_sharded if args.fsdp else _between_sites)(args)
         return
@@ -133,6 +135,7 @@ def _between_sites(args: argparse.Namespace) -> None:
         jaxcomp.planning.Network(args.link, args.latency),
         up=expressions.evaluate(up),
         down=expressions.evaluate(down) if down else None,
+        upload=args.upload and jaxcomp.planning.Network(args.upload, args.latency),
         steps=args.every,
         step=_step(args.step),
     )

@@ -81,3 +81,4 @@ from jaxcomp.sparsify.indices import (
     Raw as Raw,
     RiceGaps as RiceGaps,
 )
+from jaxcomp.sparsify.visible import Visible as Visible

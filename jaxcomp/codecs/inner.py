@@ -27,6 +27,11 @@ def check(
             f"`{name}` must be a codec such as jaxcomp.qsgd_inf(bits=4), got {codec!r}"
         )
     facts = codec.facts
+    if facts.guided and not facts.sided:
+        raise ValueError(
+            f"`{name}` must be a codec that needs nothing beside its input, got {codec!r}, which "
+            "compares it with parameters; use it alone, in jaxcomp.federated.pulseloco"
+        )
     if facts.guided and not guesses:
         raise ValueError(
             f"`{name}` must be a codec that decodes from its payload alone, got {codec!r}, which "

@@ -121,6 +121,7 @@ class Sparsifier(Codec):
             homogeneous=self.choice.homogeneous and values.homogeneous,
             keeps_zeros=values.keeps_zeros,
             names_senders=True,
+            guided=self.choice.guided,
         )
 
     def segmented(self, segments: Segments) -> "Sparsifier | None":

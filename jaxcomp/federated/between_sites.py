@@ -9,7 +9,8 @@ import optax
 from jaxcomp import checks
 from jaxcomp.base import Codec
 from jaxcomp.federated.method import Method
-from jaxcomp.federated.uplink import as_link
+from jaxcomp.federated.sides import GlobalModel
+from jaxcomp.federated.uplink import Uplink, as_link
 from jaxcomp.federated.work import LocalSteps, Loss
 from jaxcomp.feedback import Link, Residual
 from jaxcomp.layout.policy import NOTHING, Policy
@@ -210,6 +211,54 @@ def sparseloco(
     mean = "participants" if over == "workers" else "senders"
     work, link = _kept(loss, inner or diloco_adamw()), Link(codec, Residual(decay))
     return Method(work, link, server=widened(optax.sgd(learning_rate)), down=down, mean=mean)
+
+
+def pulseloco(
+    codec: Codec | Policy | Link,
+    loss: Loss,
+    *,
+    inner: Inner | None = None,
+    learning_rate: Any = 0.7,
+    momentum: float = 0.9,
+    down: Codec | Policy | Link | None = None,
+) -> Method:
+    """PULSELoCo between sites: DiLoCo that sends what changes parameters in bfloat16.
+
+    `u = e + (φ − θᵢ)`, send the entries of `u` with `bf16(φ − u) ≠ bf16(φ)`; the others stay in
+    `e`. The outer step is that of `diloco`.
+
+    Args:
+        codec: the codec of visible changes, such as `jaxcomp.visible(fraction=0.1)`, a policy of
+            such codecs or a link; the default feedback is `Residual()`.
+        loss: `loss(params, batch)`, a scalar.
+        inner: the optimizer of the local steps; None as for `diloco`.
+        learning_rate: `η`, a number or an optax schedule of the rounds.
+        momentum: `β`.
+        down: the codec of the server's steps; None sends the parameters.
+
+    Raises:
+        ValueError: for a codec that is not guided by the parameters, or parts of another kind.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxcomp
+        >>> method = pulseloco(jaxcomp.visible(fraction=0.1), lambda w, x: jnp.mean((w - x) ** 2))
+
+    References:
+        Miahi and Belilovsky, `Understanding and exploiting weight update sparsity for
+        communication-efficient distributed RL <https://arxiv.org/abs/2602.03839>`_, 2026. We have
+        read the abstract and a description of the method.
+
+    Note:
+        Guarantee: none is published. Where every change is visible it has the bits of `diloco`. It
+        is for learning rates of reinforcement learning on parameters in float32: at 1e-3 most
+        changes are visible. Visible means by the site's own update at an outer rate of 1 without
+        momentum; after another rate, and the mean over sites, fewer or more values change. A
+        payload has the capacity of its codec, and what does not fit stays in `e` as well. Small
+        leaves are sent dense, as by every codec without a policy.
+    """
+    up, outer = as_link("codec", codec), optax.sgd(learning_rate, momentum, nesterov=True)
+    work, side = _kept(loss, inner or diloco_adamw()), GlobalModel()
+    return Method(work, Uplink(up, side), server=widened(outer), down=down)
 
 
 def tokens_squared_per_step(reported: Mapping[str, Any]) -> float:

@@ -11,7 +11,14 @@ from jax import lax
 
 from jaxcomp.backend import xla
 from jaxcomp.exchange import collectives
-from jaxcomp.federated import faults, server, streaming, turns, uplink as uplink_
+from jaxcomp.federated import (
+    control as control_,
+    faults,
+    server,
+    streaming,
+    turns,
+    uplink as uplink_,
+)
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.server import Total
 from jaxcomp.federated.uplink import Memory, Message
@@ -110,6 +117,9 @@ def init(method: Method, params: PyTree) -> Own:
     parts = turns.likes(method, params)
     memories: Any = tuple(uplink_.init(up, part) for part in parts)
     memory = memories[0] if method.fragments == 1 else memories
+    if method.work.control:
+        control_.trained(True, params)  # Raises without a control variate.
+        memory = memory._replace(control=jax.tree.map(jnp.zeros_like, params.control))
     return Own(streaming.init(method, params), memory, up.side.row(params))
 
 
@@ -286,20 +296,33 @@ def client(
     if method.streams:
         update, inner, losses = streaming.update(method, turn, *given)
     else:
-        update, inner, losses = method.work.update(method.signal, *given)
+        variate = own.memory.control if method.work.control else ()
+        update, inner, losses = method.work.update(method.signal, *given, variate)
     rounds = jax.tree.leaves(known.centres)[0].shape[0]
     times = jnp.asarray(faults.stale(np.arange(rounds), method.staleness), jnp.float32)[who.ages]
     memory, part = turns.one(method, own.memory, turn), turns.part(method, start, turn)
     up, plan = method.uplink, method.uplink.plan(part)
+    if method.work.control:
+        update = control_.without_unsent(update, uplink_.unsent(up, plan, memory))
     message = uplink_.message(
         up, plan, known.key, who.numbers, times, update, memory, known.shared, part
     )
+    if method.work.control:
+        message = _move_control(plan, message, times)
     accepted, refused = (
         turns.put(method, own.memory, turn, after) for after in (message.accepted, message.refused)
     )
     message = message._replace(accepted=accepted, refused=refused)
     inner = jax.tree.map(lambda new, old: jnp.where(message.sound, new, old), inner, own.inner)
     return message, inner, jnp.nanmean(losses)
+
+
+def _move_control(plan: Layout, message: Message, weight: Array) -> Message:
+    """The message, whose client moves its control variate if the message is accepted."""
+    variate = message.refused.control
+    moved = control_.move(variate, trees.assemble(plan, *message.sent), weight)
+    moved = jax.tree.map(lambda new, old: jnp.where(message.sound, new, old), moved, variate)
+    return message._replace(accepted=message.accepted._replace(control=moved))
 
 
 def _chosen(accepted: Array, message: Message) -> Memory:

@@ -10,6 +10,9 @@ import numpy as np
 from jaxcomp import checks
 from jaxcomp_files.versions import Versions
 
+ROUNDS = "rounds.jsonl"
+"""The file beside the versions of a server in which each round has a line, for `jaxcomp watch`."""
+
 _STATE = "state"
 _ROWS = 256
 """Rows that are in memory at once."""

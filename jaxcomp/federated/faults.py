@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp import checks
+from jaxcomp.federated.method import Method
 from jaxcomp.numerics import noise
 from jaxcomp.types import Array
 
@@ -26,7 +27,8 @@ class Faults:
     Args:
         lost: the probability that a message is lost, in [0, 1].
         old: the probability that a client begins from old parameters, in [0, 1].
-        longest: how many rounds old they are at most; each age from 1 on is equally likely.
+        longest: how many rounds old they are at most; each age from 1 on is equally likely. Also
+            the longest of a simulation's `delays`.
 
     Raises:
         ValueError: for a probability outside [0, 1], or `old` without `longest`.
@@ -67,6 +69,19 @@ class Faults:
     def times(self, arrives: np.ndarray, ages: np.ndarray, power: float) -> np.ndarray:
         """The factors on the clients' weights."""
         return np.where(arrives, stale(ages, power), 0.0)
+
+
+def late_refusal(method: Method) -> str | None:
+    """The part of a method that late messages would break, whose clients do not know their age."""
+    if method.uplink.feedback.facts.mirrors and method.staleness:
+        return "a Shift, whose client has moved by the whole message, unless staleness=0"
+    if method.work.control and method.staleness:
+        return "control variates, whose client has moved by the whole message, unless staleness=0"
+    if method.uplink.guessed and method.uplink.side.of_round:
+        return f"{method.uplink.side!r}, which knows the guesses of the latest round only"
+    if not method.aggregate.streams:
+        return f"{method.aggregate!r}, which combines messages of one round"
+    return None
 
 
 def stale(ages: np.ndarray, power: float) -> np.ndarray:

@@ -12,7 +12,7 @@ from jaxcomp.base import Aggregate, Codec
 from jaxcomp.federated.sampling import Everyone, Sampling
 from jaxcomp.federated.uplink import Uplink, as_link
 from jaxcomp.federated.work import LocalSteps, difference
-from jaxcomp.feedback import Link
+from jaxcomp.feedback import Link, Residual
 from jaxcomp.layout.policy import Policy
 from jaxcomp.transforms.fragments import Fragments
 from jaxcomp.types import PyTree
@@ -39,7 +39,8 @@ class Method:
             accepted, or the expected weight of "all", which is unbiased with independent sampling
             and required by a `Shift`, whose mirror is the weighted mean over all clients; or, for a
             sparsifier, element by element those of the "senders", whose messages are not zero
-            there.
+            there; or by the number of accepted "messages" times the mean weight of a client, so
+            that messages that begin from old parameters shorten the step.
         signal: `signal(start, end)`, what a client sends of its parameters before and after.
         staleness: `p`: a client that began from parameters `a` rounds old has `(1 + a)^(-p)` times
             its weight.
@@ -78,7 +79,7 @@ class Method:
         checks.part("work", self.work, LocalSteps)
         checks.part("sampling", self.sampling, Sampling)
         checks.part("aggregate", self.aggregate, Aggregate)
-        checks.choice("mean", self.mean, ("participants", "all", "senders"))
+        checks.choice("mean", self.mean, ("participants", "all", "senders", "messages"))
         checks.number("staleness", self.staleness, 0.0)
         checks.integer("delay", self.delay, 0)
         checks.number("mix", self.mix, 0.0, 1.0)
@@ -102,6 +103,8 @@ class Method:
             )
         if self.mean == "senders":
             self._check_senders()
+        if self.work.control:
+            self._check_control()
         if self.streams:
             self._check_streams()
         if not self.aggregate.linear:
@@ -121,6 +124,35 @@ class Method:
                 f"'senders' with {dense[0]!r}; 'senders' needs a sparsifier, such as "
                 "jaxcomp.chunk_top_k()"
             )
+
+    def _check_control(self) -> None:
+        feedback = self.uplink.feedback
+        wrong = {
+            "`work` must have no control variates with fragments, a delay or a mix": self.streams,
+            "`signal` must be the difference with control variates": self.signal is not difference,
+            "`mean` must be 'participants', 'all' or 'messages' with control variates, whose mean "
+            "the server keeps": self.mean == "senders",
+            "`aggregate` must be jaxcomp.aggregates.Mean() with control variates, of which any "
+            "other rule loses a part": self.aggregate != Mean(),
+            "`up` must have no side information with control variates": self.uplink.guessed,
+            "`up` must have jaxcomp.Residual() or jaxcomp.NoFeedback() with control variates": (
+                feedback.facts.mirrors
+                or feedback.facts.accelerates
+                or feedback.facts.memory != feedback.facts.keeps_unsent
+            ),
+        }
+        for says, found in wrong.items():
+            if found:
+                raise ValueError(f"{says}, got {self!r}")
+        for codec in self.uplink.policy.codecs:
+            try:
+                Residual().check(codec, codec.bucket_size)
+            except ValueError as error:
+                raise ValueError(
+                    f"`up` must have codecs whose error is below their input, got {codec!r}, with "
+                    "which a control variate would grow from round to round; use "
+                    "jaxcomp.codecs.Contractive(codec), more bits or shorter buckets"
+                ) from error
 
     def _check_streams(self) -> None:
         if not (self.work.keep and self.work.offsets):
@@ -154,6 +186,11 @@ class Method:
     def streams(self) -> bool:
         """Whether clients go on from their own parameters, and not from the server's."""
         return self.fragments != 1 or self.delay > 0 or self.mix > 0
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether the server keeps the mean of what clients keep, so that none may begin anew."""
+        return self.uplink.feedback.facts.mirrors or self.work.control
 
     @property
     def uplink(self) -> Uplink:

@@ -12,9 +12,9 @@ from jaxcomp.codecs.votes import Votes
 from jaxcomp.federated.latent import Latent
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.predictors import Predictors
-from jaxcomp.federated.sampling import Everyone, Exactly, Sampling
+from jaxcomp.federated.sampling import participants_of
 from jaxcomp.federated.uplink import Uplink
-from jaxcomp.federated.work import LocalSteps, Loss
+from jaxcomp.federated.work import LocalSteps, Loss, descent
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.recipes.quantizers import sign
@@ -24,10 +24,6 @@ from jaxcomp.sparsify.indices import RiceGaps
 
 Rate = Any
 """A learning rate: a number, or an optax schedule of the steps of a round."""
-
-
-def _participants(number: int | None) -> Sampling:
-    return Everyone() if number is None else Exactly(number)
 
 
 def fedavg(loss: Loss, *, learning_rate: Rate, participants: int | None = None) -> Method:
@@ -58,8 +54,8 @@ def fedavg(loss: Loss, *, learning_rate: Rate, participants: int | None = None) 
         over the participants, as in the authors' later versions; the first one gives absent clients
         the old parameters.
     """
-    work = _descent(loss, learning_rate)
-    return Method(work, Policy(None), sampling=_participants(participants))
+    work = descent(loss, learning_rate)
+    return Method(work, Policy(None), sampling=participants_of(participants))
 
 
 def fedpaq(
@@ -104,8 +100,8 @@ def fedpaq(
         Small and one-dimensional leaves are sent dense, unless `codec` is a policy that says
         otherwise.
     """
-    work = _descent(loss, learning_rate)
-    return Method(work, unbiased_link("codec", codec), sampling=_participants(participants))
+    work = descent(loss, learning_rate)
+    return Method(work, unbiased_link("codec", codec), sampling=participants_of(participants))
 
 
 def genqsgd(
@@ -147,7 +143,7 @@ def genqsgd(
         scale with their input, so it makes no difference.
     """
     up, back = unbiased_links(codec, down)
-    return Method(_descent(loss, learning_rate), up, down=back)
+    return Method(descent(loss, learning_rate), up, down=back)
 
 
 def stc(
@@ -190,8 +186,8 @@ def stc(
         used. A client that missed rounds downloads what it missed, as in the paper.
     """
     codec = top_k(fraction, values=sign(bucket_size=None), indices=RiceGaps())
-    work = _descent(loss, learning_rate)
-    return Method(work, codec, down=codec, sampling=_participants(participants))
+    work = descent(loss, learning_rate)
+    return Method(work, codec, down=codec, sampling=participants_of(participants))
 
 
 def fedvote(
@@ -241,7 +237,7 @@ def fedvote(
         work,
         Link(loss.policy(Votes(values=values))),
         server=loss.inverse(),
-        sampling=_participants(participants),
+        sampling=participants_of(participants),
         aggregate=aggregate,
         signal=loss.signal,
     )
@@ -290,10 +286,4 @@ def predictive_coding(
     """
     codec = Policy(BestOf(rate=rate, bucket_size=bucket_size), min_size=64, min_ndim=0)
     work = LocalSteps(loss, optax.adam(5e-4) if optimizer is None else optimizer)
-    return Method(work, Uplink(codec, predictors), sampling=_participants(participants))
-
-
-def _descent(loss: Loss, learning_rate: Rate) -> LocalSteps:
-    """A client's local steps of plain descent."""
-    checks.rate(learning_rate)
-    return LocalSteps(loss, optax.sgd(learning_rate))
+    return Method(work, Uplink(codec, predictors), sampling=participants_of(participants))

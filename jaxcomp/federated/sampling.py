@@ -140,6 +140,11 @@ class Independently(Sampling):
         return self.p * clients
 
 
+def participants_of(number: int | None) -> Sampling:
+    """The sampling of so many clients in each round; None for all."""
+    return Everyone() if number is None else Exactly(number)
+
+
 def _words(key: Array, clients: int) -> np.ndarray:
     """A word for each client."""
     return np.asarray(_hashed(key, clients))

@@ -12,7 +12,7 @@ from jaxcomp import aggregates
 from jaxcomp.backend import xla
 from jaxcomp.base import Feedback
 from jaxcomp.exchange import gating, guarding, send
-from jaxcomp.federated import uplink as uplink_
+from jaxcomp.federated import control as control_, uplink as uplink_
 from jaxcomp.federated.method import Method
 from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
@@ -76,7 +76,7 @@ def init(method: Method, params: PyTree, clients: int) -> ServerState:
     return ServerState(
         jnp.zeros((), jnp.int32),
         params,
-        method.server.init(params),
+        method.server.init(control_.trained(method.work.control, params)),
         (uplink.feedback.init((), likes), uplink.dense_feedback.init((), wide)),
         uplink.side.shared(params),
         () if method.downlink is None else _down_init(method.downlink, params),
@@ -90,17 +90,19 @@ class Weights(NamedTuple):
     Attributes:
         drawn: the expected sum of the weights of the clients that take part in a round.
         whole: the sum of the weights of all clients.
+        each: the mean weight of a client.
     """
 
     drawn: Array
     whole: Array
+    each: Array | float = 1.0
 
 
 def weights_of(method: Method, weights: np.ndarray) -> Weights:
     """The sums of these clients' weights."""
     clients, mean = len(weights), float(weights.mean())
     drawn = method.sampling.expected(clients) * mean
-    return Weights(jnp.float32(drawn), jnp.float32(clients * mean))
+    return Weights(jnp.float32(drawn), jnp.float32(clients * mean), jnp.float32(mean))
 
 
 def round_key(key: Array, number: Array | int) -> Array:
@@ -286,8 +288,13 @@ def step(
     mean = trees.assemble(uplink.plan(state.params), stacks, dense)
     mean = jax.tree.map(lambda x, p: x.astype(p.dtype), mean, state.params)
     # Separately, so that it rounds as the outer optimizer of `local_updates` does.
-    move = xla.compile_separately(lambda *given: method.server.update(*given))
-    updates, optimizer = move(mean, state.optimizer, state.params)
+    given = mean, state.optimizer, state.params
+    if method.work.control:
+        update = functools.partial(control_.server_update, method.server)
+        given = *given, _divisor(method, total, weights) / weights.whole
+    else:
+        update = method.server.update
+    updates, optimizer = xla.compile_separately(lambda *given: update(*given))(*given)
     payload, down = None, state.down
     if method.downlink is None:
         params = optax.apply_updates(state.params, updates)
@@ -317,7 +324,7 @@ def _estimate(
     moved by its own message, the mirror moves by `Σ wᵢ·cᵢ / W`. The estimate counts the messages
     `W/drawn` times, so that its expectation is `Σ wᵢ·(hᵢ + E cᵢ) / W`.
     """
-    divisor = weights.drawn if method.mean == "all" else total.weight
+    divisor = _divisor(method, total, weights)
     divisor = weights.whole if feedback.facts.mirrors else divisor
     share = jnp.where(total.count > 0, 1 / jnp.where(divisor > 0, divisor, 1), 0)
     part = tuple(x * share.astype(x.dtype) for x in sums)
@@ -332,6 +339,15 @@ def _estimate(
 
         estimate = jax.tree.map(add, estimate, part)
     return tuple(estimate), mirror
+
+
+def _divisor(method: Method, total: Total, weights: Weights) -> Array:
+    """The weight by which a sum of messages is divided."""
+    if method.mean == "all":
+        return weights.drawn
+    if method.mean == "messages":
+        return total.count.astype(jnp.float32) * weights.each
+    return total.weight
 
 
 def _over_senders(total: Array, weight: Array) -> Array:

@@ -13,7 +13,16 @@ class Side(Interface, abstract=True):
     parameters that all know; `own` is a client's; `row` is the server's of one client. A guess has
     the structure of the message, with a leading axis of alternatives; as the codec's state it is
     `[alternatives, buckets, size]` for each batch.
+
+    Attributes:
+        decodes: whether the server decodes with guesses, too; else messages are decoded from
+            themselves, and may be late.
+        of_round: whether the server's guesses are those of one round, so that it cannot decode a
+            message that comes later; else they follow from what the client has sent before.
     """
+
+    decodes = True
+    of_round = True
 
     def shared(self, params: PyTree) -> PyTree:
         """The knowledge of the server and all clients before the first round."""
@@ -59,3 +68,5 @@ class Side(Interface, abstract=True):
 @dataclasses.dataclass(frozen=True)
 class NoSide(Side):
     """No side information: a message is decoded from itself."""
+
+    decodes = False

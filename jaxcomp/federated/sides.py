@@ -1,4 +1,4 @@
-"""Sides that need nothing but what was sent before: a client's last message, and the last step."""
+"""Sides that need nothing but what was sent before: parameters, messages, and the last step."""
 
 import dataclasses
 from typing import Any
@@ -31,6 +31,7 @@ class History(Side):
     """
 
     server_only: bool = False
+    of_round = False
 
     def __post_init__(self):
         checks.choice("server_only", self.server_only, (False, True))
@@ -97,6 +98,27 @@ class LastMean(Side):
     def learn(self, shared: PyTree, before: PyTree, after: PyTree) -> PyTree:
         del shared
         return jax.tree.map(jnp.subtract, before, after)
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalModel(Side):
+    """A client encodes with the global model from which it began; the server needs no guess.
+
+    It takes no memory, and is for codecs that compare an update with the parameters that it
+    changes, such as `jaxcomp.visible()`. Messages are decoded from themselves: they may be late,
+    be of a fragment, or meet an aggregate that needs all of them at once.
+
+    Example:
+        >>> import jaxcomp
+        >>> up = jaxcomp.federated.Uplink(jaxcomp.visible(fraction=0.1), GlobalModel())
+    """
+
+    decodes = False
+    of_round = False
+
+    def at_client(self, shared: PyTree, own: PyTree, params: PyTree) -> PyTree | None:
+        del shared, own
+        return _one(params)
 
 
 def _zeros(params: PyTree) -> PyTree:

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from jaxcomp import checks
 from jaxcomp.federated import block, checkpoint, server, turns
+from jaxcomp.federated.arrivals import Arrivals
 from jaxcomp.federated.block import Clients, Done, Known
 from jaxcomp.federated.faults import Faults
 from jaxcomp.federated.ledger import Ledger
@@ -66,6 +67,10 @@ class Simulation:
         weights: a weight for each client, such as its number of examples; None for equal weights.
         steps: `steps(numbers, round)` gives how many of its batches each client uses; None for all.
         faults: which messages are lost, and which clients begin from old parameters.
+        delays: `delays(numbers, round)` gives for each of these clients, which begin in this round,
+            how many rounds later its message arrives, at most `faults.longest`; it takes part in no
+            round before that. None for messages that arrive at once. A message is that of the round
+            in which its client began, and counts for less by the method's `staleness`.
         chunk: how many clients are worked on at once on each device of a mesh, or with `together`;
             else clients are worked on one by one, in a block for each core.
         mesh: a mesh of one axis, over whose devices clients are spread; None for one device.
@@ -104,6 +109,7 @@ class Simulation:
         weights: Any = None,
         steps: Callable[[np.ndarray, int], np.ndarray] | None = None,
         faults: Faults = Faults(),
+        delays: Callable[[np.ndarray, int], Any] | None = None,
         chunk: int = 16,
         mesh: Mesh | None = None,
         together: bool = False,
@@ -122,6 +128,7 @@ class Simulation:
                 "`faults` must have no old parameters with fragments, a delay or a mix, where "
                 f"clients go on from their own, got {faults!r}"
             )
+        self._arrivals = Arrivals(method, clients, faults, delays)
         self.method, self.clients, self.batches = method, clients, batches
         self.key, self.steps, self.faults = noise.raw(key), steps, faults
         self.weights = weights_of(weights, clients)
@@ -174,14 +181,16 @@ class Simulation:
         if kept is None:
             return
         self.table.fill(rows)
-        state, centres, number, *counted = kept
+        state, centres, number, begun, *counted = kept
+        self._arrivals.take(begun)
         self.state = jax.tree.map(jnp.asarray, state)
         self._centres = [jax.tree.map(jnp.asarray, c) for c in centres][: int(number)]
         self.ledger.take(*counted)
 
     def _kept(self) -> Any:
         """Everything that a checkpoint holds, beside the table; its shapes never change."""
-        return self.state, self._padded(), np.int64(len(self._centres)), *self.ledger.kept()
+        known = self.state, self._padded(), np.int64(len(self._centres))
+        return *known, self._arrivals.kept(), *self.ledger.kept()
 
     def _padded(self) -> list[PyTree]:
         """The parameters of the last rounds, always of as many, so that one program takes them."""
@@ -209,17 +218,11 @@ class Simulation:
         turn = turns.of(self.method, self.params, number)
         key = turns.key(self.method, self.params, self.key, number)
         lane = turns.lane(self.method, self.state, turn)
-        cohort = self.method.sampling.cohort(key, self.clients)
-        known = Known(
-            key,
-            jax.tree.map(lambda *xs: jnp.stack(xs), *self._padded()),
-            self.state.shared,
-        )
-        total = server.nothing(self.method, lane.params)
+        cohort = self._arrivals.begin(key, number)
         losses, accepted, heard_all = [], 0, []
         down = self.ledger.fetched(cohort, number)
-        up = 0
-        for numbers, weights, done in self._blocks(cohort, number, key, turn, known, lane.params):
+        up, total = 0, server.nothing(self.method, lane.params)
+        for numbers, weights, done in self._blocks(total, number, turn):
             total = done.total
             self.table.write(numbers, done.own)
             heard = np.asarray(done.accepted)[: len(numbers)]
@@ -246,22 +249,27 @@ class Simulation:
         return Report(number, len(cohort), accepted, loss, up, down)
 
     def _blocks(
-        self, cohort: np.ndarray, number: int, key: Any, turn: int, known: Known, params: PyTree
+        self, total: server.Total, number: int, turn: int
     ) -> Iterator[tuple[np.ndarray, Any, Done]]:
         """The clients of each block, their weights, and what they did; the next ones are begun."""
-        total, begun = server.nothing(self.method, params), collections.deque()
-        for numbers, given in self._prepared(cohort, number, key):
-            done = self._program(turn, known, total, *given)
-            total = done.total
-            begun.append((numbers, given[0].weights, done))
-            if len(begun) >= self._program.beside:
-                yield begun.popleft()
+        begun = collections.deque()
+        centres = jax.tree.map(lambda *xs: jnp.stack(xs), *self._padded())
+        for began, cohort in self._arrivals.end(number):
+            key = turns.key(self.method, self.params, self.key, began)
+            known = Known(key, centres, self.state.shared)
+            for numbers, given in self._prepared(cohort, began, number - began, key):
+                done = self._program(turn, known, total, *given)
+                total = done.total
+                begun.append((numbers, given[0].weights, done))
+                if len(begun) >= self._program.beside:
+                    yield begun.popleft()
         yield from begun
 
-    def _prepared(self, cohort: np.ndarray, number: int, key: Any) -> Iterator[Any]:
-        """The blocks of a round; while one is computed, the next is read."""
+    def _prepared(self, cohort: np.ndarray, number: int, age: int, key: Any) -> Iterator[Any]:
+        """The blocks of clients that began in a round; while one is computed, the next is read."""
         starts = range(0, len(cohort), self._size)
         arrives, ages = self.faults.draw(key, cohort, len(self._centres))
+        ages = ages + age
 
         def prepare(start: int) -> Any:
             part = slice(start, start + self._size)

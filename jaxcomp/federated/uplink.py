@@ -25,7 +25,8 @@ class Uplink:
     Args:
         link: a `Link`; a codec or a policy has the feedback that the codec needs: a `Residual` if
             it is biased, else none.
-        side: what the decoder knows beside the message, for codecs that make use of it.
+        side: what the decoder knows beside the message, for codecs that make use of it; with
+            `GlobalModel`, what the encoder alone knows.
 
     Raises:
         ValueError: for a codec that needs the clients to agree on something before they send, a
@@ -51,11 +52,12 @@ class Uplink:
                     "which all clients would have to agree first; use for example "
                     "jaxcomp.qsgd_inf(bits=4)"
                 )
-            if self.guessed and not codec.facts.guided:
+            if self.guided and not codec.facts.guided:
                 raise ValueError(
                     f"`side` must be NoSide() for a codec that is not guided by guesses, got "
                     f"{self.side!r} with {codec!r}; use for example jaxcomp.wyner_ziv()"
                 )
+            _check_pair(codec, self.side)
         if self.feedback.facts.needs_mean:
             raise ValueError(
                 "`link` must have a feedback that needs a client's own message only, such as "
@@ -83,9 +85,14 @@ class Uplink:
         return plan(self.link, like)  # pyright: ignore[reportArgumentType]
 
     @property
+    def guided(self) -> bool:
+        """Whether clients encode with side information."""
+        return not isinstance(self.side, NoSide)
+
+    @property
     def guessed(self) -> bool:
         """Whether the server decodes with side information."""
-        return not isinstance(self.side, NoSide)
+        return self.side.decodes
 
     @property
     def dense_feedback(self) -> Feedback:
@@ -97,6 +104,24 @@ class Uplink:
         if self.feedback.facts.mirrors:
             return self.feedback
         return Residual() if self.feedback.facts.keeps_unsent else NoFeedback()
+
+
+def _check_pair(codec: Codec, side: Side) -> None:
+    """Raises a `ValueError` unless client and server get the guesses that the codec needs."""
+    alone = codec.facts.guided and not codec.facts.sided
+    given = not side.decodes and not isinstance(side, NoSide)
+    if alone and not given:
+        raise ValueError(
+            "`side` must be jaxcomp.federated.GlobalModel() for a codec that compares updates with "
+            f"the parameters that they change, as jaxcomp.federated.pulseloco has it, got {side!r} "
+            f"with {codec!r}"
+        )
+    if given and not alone:
+        raise ValueError(
+            "`side` must give the server guesses, such as jaxcomp.federated.LastMean(), for a "
+            f"codec that decodes with them, got {side!r} with {codec!r}; with GlobalModel() use "
+            "jaxcomp.visible()"
+        )
 
 
 def as_link(name: str, given: "Link | Codec | Policy") -> Link:
@@ -119,12 +144,14 @@ class Memory(NamedTuple):
         dense: that of the leaves that are sent dense.
         codecs: the state of the codec of every batch.
         side: what it knows of the server's side information.
+        control: its control variate, the sum of what the server has accepted of it; `()` without.
     """
 
     feedback: PyTree
     dense: PyTree
     codecs: tuple[PyTree, ...]
     side: PyTree
+    control: PyTree = ()
 
 
 class Message(NamedTuple):
@@ -166,7 +193,7 @@ def init(uplink: Uplink, params: PyTree) -> Memory:
     return Memory(
         uplink.feedback.init(likes, ()),
         uplink.dense_feedback.init(plan.dense_likes, ()),
-        () if uplink.guessed else send.init(plan.batches),
+        () if uplink.guided else send.init(plan.batches),
         uplink.side.own(params),
     )
 
@@ -200,7 +227,7 @@ def message(
     whole, dense_memory = uplink.dense_feedback.compensate(dense, memory.dense)
     guesses = uplink.side.at_client(shared, memory.side, params)
     batches, states = plan.batches, memory.codecs
-    if uplink.guessed:  # A client that has no guess encodes as without side information.
+    if uplink.guided:  # A client that has no guess encodes as without side information.
         states = send.init(batches) if guesses is None else stack_guesses(plan, guesses)
     known = send.Memory(memory.feedback, states)
     who = jnp.asarray(number)
@@ -215,10 +242,11 @@ def message(
     side = memory.side
     if guesses is not None:
         side = uplink.side.sent(side, trees.assemble(plan, own.sent, whole))
-    codecs = memory.codecs if uplink.guessed else own.memory.codecs
+    codecs = memory.codecs if uplink.guided else own.memory.codecs
     sound = guarding.all_finite((stacks, dense))
 
     def unless_broken(new: Memory) -> Memory:
+        new = new._replace(control=memory.control)  # Its client moves it, once it is accepted.
         return jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, memory)
 
     return Message(
@@ -228,6 +256,14 @@ def message(
         sound,
         (own.sent, tuple(whole)),
     )
+
+
+def unsent(uplink: Uplink, plan: Layout, memory: Memory) -> PyTree:
+    """The rest of past messages, which the next one sends, as a tree; None without a residual."""
+    if not uplink.feedback.facts.keeps_unsent:
+        return None
+    main = uplink.feedback.unsent(memory.feedback)
+    return trees.assemble(plan, main, uplink.dense_feedback.unsent(memory.dense))
 
 
 def read(

@@ -1,4 +1,5 @@
 from jaxcomp.optimizers.adagrad import prox_adagrad as prox_adagrad, rda_adagrad as rda_adagrad
+from jaxcomp.optimizers.adaptive import adaptive_server as adaptive_server
 from jaxcomp.optimizers.delayed import delayed_nesterov as delayed_nesterov
 from jaxcomp.optimizers.one_bit_adam import scale_by_one_bit_adam as scale_by_one_bit_adam
 from jaxcomp.optimizers.projections import (

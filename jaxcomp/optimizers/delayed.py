@@ -34,7 +34,8 @@ def delayed_nesterov(
     `b ← b + g`; in every `N`-th step `m ← β m + b/N`, `θ ← θ − η ((1 − cN + c) β m + g/N)`,
     `b ← 0`; in all others `θ ← θ − η (c β m + g/N)`.
 
-    A late gradient then changes the momentum as part of a mean, not alone.
+    A late gradient then changes the momentum as part of a mean, not alone. It has its full weight
+    with `staleness=0.0` only, which is not the default of `jaxcomp.federated.Method`.
 
     Args:
         learning_rate: `η`, a number or an optax schedule of the steps.
@@ -52,6 +53,7 @@ def delayed_nesterov(
         ...     jaxcomp.federated.LocalSteps(lambda w, x: jnp.mean((w - x) ** 2), optax.sgd(0.1)),
         ...     jaxcomp.qsgd_inf(bits=4),
         ...     server=delayed_nesterov(0.7, every=4),
+        ...     staleness=0.0,
         ... )
 
     References:

@@ -21,6 +21,7 @@ def plan_sites(
     *,
     up: Sent,
     down: Sent = None,
+    upload: Network | None = None,
     steps: int = 100,
     step: float = 0.0,
     idle: float = IDLE,
@@ -28,7 +29,8 @@ def plan_sites(
 ) -> SitesPlan:
     """Forecasts a round of `jaxcomp.adapters.flower.Site`: what trains, sends and waits how long.
 
-    `seconds = steps · step + (up + down) / bandwidth + idle + trips · 2 · latency`
+    `seconds = steps · step + up / upload + down / bandwidth + idle + trips · delay`, with the delay
+    there and back.
 
     Args:
         params: the parameters, or their shapes and dtypes; or the number of parameters, for a
@@ -36,6 +38,8 @@ def plan_sites(
         network: the link of a site; its latency is that of one way.
         up: the codec of a site's message; None sends it dense.
         down: the codec of the server's message; None sends the parameters.
+        upload: the link from a site to the server, if it is another, as behind most modems;
+            `network` is then that from the server.
         steps: of a round.
         step: seconds of a step.
         idle: seconds in which nothing is sent or computed, by default as measured with Flower 1.42.
@@ -52,10 +56,12 @@ def plan_sites(
         (50, 3.2)
     """
     checks.part("network", network, Network)
+    back = network if upload is None else upload
+    checks.part("upload", back, Network)
     like = models.transformer(params) if isinstance(params, int) else params
     sent, received = _bytes("up", up, like), _bytes("down", down, like)
-    delay = 2 * network.latency
-    return SitesPlan(steps, step, sent, received, network.bandwidth, delay, idle, trips)
+    delay, rates = network.latency + back.latency, (network.bandwidth, back.bandwidth)
+    return SitesPlan(steps, step, sent, received, rates[0], delay, idle, trips, rates[1])
 
 
 def _bytes(name: str, given: Any, like: PyTree) -> int:

@@ -1,7 +1,11 @@
-"""Codecs that are guided by a guess of their input, which the decoder has too."""
+"""Codecs that are guided by a guess of their input, or by the parameters that it changes."""
 
+from jaxcomp.base import Codec
 from jaxcomp.codecs.modulo import Modulo
 from jaxcomp.codecs.rotated import Rotated
+from jaxcomp.codecs.sparsifier import Sparsifier
+from jaxcomp.sparsify.indices import EliasFano, Indices
+from jaxcomp.sparsify.visible import Visible
 
 
 def wyner_ziv(
@@ -59,3 +63,48 @@ def wyner_ziv(
         bucket_size=bucket_size,
     )
     return Rotated(codec=codec) if rotated else codec
+
+
+def visible(
+    fraction: int | float = 0.1,
+    bucket_size: int | None = None,
+    *,
+    values: Codec | None = None,
+    indices: Indices = EliasFano(),
+) -> Sparsifier:
+    """Sends the elements of an update that change the bfloat16 values of the parameters.
+
+    With the parameters `φ` it keeps the `x` with `bf16(φ − x) ≠ bf16(φ)`: a forward pass in
+    bfloat16 sees no others. It is biased: use a residual, in which small elements accumulate until
+    they are visible. The parameters are given by `jaxcomp.federated.GlobalModel` alone, as in
+    `jaxcomp.federated.pulseloco`. Elsewhere they count as zeros, so that every element is visible
+    that is not zero, and elements are dropped at random: use `top_k` there.
+
+    Args:
+        fraction: the capacity as a fraction of the elements, in (0, 1]. Payloads always have this
+            size, messages of `to_bytes` that of the visible elements; if more are visible, a run of
+            them with a random start is not sent.
+        bucket_size: elements in a bucket, which has the capacity; None for one bucket per leaf.
+        values: a codec for the values; None sends them unchanged, in float32.
+        indices: the encoding of the indices.
+
+    Raises:
+        ValueError: as for `top_k`.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxcomp
+        >>> jaxcomp.federated.Uplink(visible(), jaxcomp.federated.GlobalModel()).link.feedback
+        Residual(decay=1.0, dtype=None)
+
+    References:
+        Miahi and Belilovsky, `Understanding and exploiting weight update sparsity for
+        communication-efficient distributed RL <https://arxiv.org/abs/2602.03839>`_, 2026.
+
+    Note:
+        An element that is not visible is below a unit in the last place of its parameter in
+        bfloat16, at most 2⁻⁷ of it. Elements that are not finite are always sent, so that the
+        message is refused.
+    """
+    return Sparsifier(
+        choice=Visible(fraction), values=values, indices=indices, bucket_size=bucket_size
+    )

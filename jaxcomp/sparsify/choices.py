@@ -44,12 +44,15 @@ class Choice(Interface, abstract=True):
 
     Attributes:
         fills: whether the room is always filled.
+        guided: whether the state is guesses, `[alternatives, n, size]`, that a caller may give
+            instead of what `init` makes.
         span: the largest ratio of the largest element to a chosen element.
         homogeneous: whether the choice is the same for an input `2^k` times as large.
         unjoined: whether it can read leaves that are not joined, as `UnjoinedLeaves`.
     """
 
     fills: bool
+    guided = False
     homogeneous: bool
     span = math.inf
     unjoined = False

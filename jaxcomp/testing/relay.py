@@ -47,7 +47,8 @@ class Relay:
         to: the host (IPv4) and port of the server.
         delay: seconds one way, in each direction.
         jitter: seconds; the largest random addition to `delay`.
-        rate: bits per second in each direction, for all connections together; None for no limit.
+        rate: bits per second in each direction, for all connections together; None for no limit;
+            or a pair, to the server and to clients.
         resets: the probability that a connection is reset.
         seed: determines the connections that are reset.
 
@@ -90,7 +91,7 @@ class Relay:
         to: tuple[str, int],
         delay: float = 0.0,
         jitter: float = 0.0,
-        rate: float | None = None,
+        rate: float | tuple[float | None, float | None] | None = None,
         resets: float = 0.0,
         seed: int = 0,
     ):
@@ -101,12 +102,14 @@ class Relay:
         checks.integer("to[1]", to[1], 1, 65535)
         checks.number("delay", delay, 0.0)
         checks.number("jitter", jitter, 0.0)
-        if rate is not None:
-            checks.positive("rate", rate)
+        rates = rate if isinstance(rate, tuple) and len(rate) == 2 else (rate, rate)
+        for one in rates:
+            if one is not None:
+                checks.positive("rate", one)
         checks.number("resets", resets, 0.0, 1.0)
         checks.integer("seed", seed, 0)
         self._to, self._resets, self._seed = to, resets, seed
-        self._links = _Link(delay, jitter, rate), _Link(delay, jitter, rate)
+        self._links = _Link(delay, jitter, rates[0]), _Link(delay, jitter, rates[1])
         self._tasks: dict[asyncio.Task, _Connection] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._refusing = False

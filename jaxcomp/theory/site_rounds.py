@@ -23,10 +23,11 @@ class SitesPlan:
         step: seconds of a step.
         up: bytes of a site's message.
         down: bytes of the server's message to a site.
-        bandwidth: bytes a second of a site's link, each way.
+        bandwidth: bytes a second of the link to a site.
         delay: seconds there and back.
         idle: seconds of a round in which nothing is sent or computed.
         trips: answers that a site waits for in a round, one after another.
+        upload: bytes a second of the link from a site; None for those of the other direction.
     """
 
     steps: int
@@ -37,12 +38,15 @@ class SitesPlan:
     delay: float
     idle: float = IDLE
     trips: float = TRIPS
+    upload: float | None = None
 
     def __post_init__(self):
         checks.integer("steps", self.steps, 1)
         checks.integer("up", self.up, 0)
         checks.integer("down", self.down, 0)
         checks.positive("bandwidth", self.bandwidth)
+        if self.upload is not None:
+            checks.positive("upload", self.upload)
         for name in ("step", "delay", "idle", "trips"):
             checks.number(name, getattr(self, name), 0.0)
 
@@ -54,7 +58,17 @@ class SitesPlan:
     @property
     def sending(self) -> float:
         """Seconds in which messages are on the link."""
-        return (self.up + self.down) / self.bandwidth
+        return self.sending_up + self.sending_down
+
+    @property
+    def sending_up(self) -> float:
+        """Seconds in which a site's message is on the link."""
+        return self.up / (self.upload or self.bandwidth)
+
+    @property
+    def sending_down(self) -> float:
+        """Seconds in which the server's message is on the link."""
+        return self.down / self.bandwidth
 
     @property
     def waiting(self) -> float:
@@ -86,7 +100,8 @@ class SitesPlan:
     def __str__(self) -> str:
         rows = [
             (f"{self.steps} steps", units.duration(self.training)),
-            (f"{self.up:,} bytes up, {self.down:,} down", units.duration(self.sending)),
+            (f"{self.up:,} bytes up", units.duration(self.sending_up)),
+            (f"{self.down:,} bytes down", units.duration(self.sending_down)),
             ("waiting", units.duration(self.waiting)),
             ("a round", units.duration(self.seconds)),
         ]

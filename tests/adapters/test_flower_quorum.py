@@ -1,15 +1,23 @@
 """Rounds that end at a quorum or a deadline: late messages, and where every update is."""
 
 import dataclasses
+import itertools
 import threading
 import time
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers.nodes import Grid, identity, params, strategy_of  # noqa: F401
+from helpers.nodes import (
+    AtOnce,
+    Grid,
+    SlowGrid,
+    identity,  # noqa: F401
+    strategy_of,
+)
 
 import jaxcomp
 from jaxcomp import federated
@@ -18,7 +26,7 @@ pytest.importorskip("flwr")
 from flwr.app import Error, Message
 
 from jaxcomp.adapters import flower
-from jaxcomp.adapters.flower import closing, raw, records
+from jaxcomp.adapters.flower import closing, raw, records, settings
 from jaxcomp.federated import block
 from jaxcomp_site import polling
 
@@ -38,52 +46,6 @@ def given(number, round):
 def batches(context, number, round):
     del context
     return given(number, round).astype(np.float32)
-
-
-class SlowGrid(Grid):
-    """Nodes that answer in a later round, or never.
-
-    Attributes:
-        due: the round in which an answer is there, by round and node; None for never.
-        told: which node has been asked in which round.
-        asked_away: nodes whose answer was asked for while they were away.
-    """
-
-    def __init__(self, apps, due):
-        super().__init__(apps)
-        self.due, self.told, self.asked_away, self.now = due, [], [], -1
-        self._answers = {}
-
-    def push_messages(self, messages):
-        self.now += 1
-        ids = []
-        for message in messages:
-            node = message.metadata.dst_node_id
-            self.told.append((self.now, node))
-            due = self.due(self.now, node)
-            ids.append(f"{self.now} {node}")
-            message.metadata.__dict__["_message_id"] = ids[-1]
-            try:
-                reply = self.apps[node]()(message, self.contexts[node])
-            except ValueError as error:
-                reply = Message(Error(0, str(error)), reply_to=message)
-            self._answers[ids[-1]] = due, reply
-        return ids
-
-    def pull_messages(self, message_ids):
-        (one,) = message_ids
-        node = int(one.split()[1])
-        if node in self.away:
-            self.asked_away.append(node)
-        due, reply = self._answers[one]
-        return [] if due is None or due > self.now else [reply]
-
-
-class AtOnce:
-    """A thread that has run when it is started."""
-
-    def __init__(self, target, args, daemon):
-        self.start = lambda: target(*args)
 
 
 @pytest.fixture(autouse=True)
@@ -175,8 +137,11 @@ def test_too_late_messages_are_refused_by_name_and_stay_in_the_residual():
     check_balance(strategy, grid)
 
 
-def test_a_site_that_never_answers_is_asked_anew_after_the_patience():
-    start = time.monotonic()
+def test_a_site_that_never_answers_is_asked_anew_after_the_patience(monkeypatch):
+    start, ticks = time.monotonic(), itertools.count()
+    # A clock that a busy machine does not hasten: each look takes a hundredth of a second.
+    clock = types.SimpleNamespace(monotonic=lambda: next(ticks) / 100)
+    monkeypatch.setattr(closing, "time", clock)
     strategy, grid = trained(
         lambda round, node: None if (round, node) == (0, 101) else round,
         8,
@@ -351,3 +316,153 @@ def test_hostile_sites_are_refused_by_name_and_honest_ones_end_with_the_same_bit
     np.testing.assert_array_equal(*ends)
     assert np.any(ends[0] != 0)
     assert refused == [{"malformed": 2, "wrong round": 1, "wrong client": 1}, {"failed": 4}]
+
+
+STREAMED = federated.Method(
+    federated.LocalSteps(
+        lambda w, x: -sum(jnp.sum(w[name] * x[name]) for name in w),
+        optax.sgd(1.0),
+        keep=True,
+        offsets=True,
+    ),
+    jaxcomp.Policy(None),
+    staleness=0.5,
+    fragments=2,
+)
+
+
+def streamed_batches(context, number, round):
+    del context
+    draw = np.random.default_rng([number, round])
+    return {name: draw.integers(-9, 10, (2, 8)).astype(np.float32) for name in "ab"}
+
+
+def streamed_by_hand(due, rounds, oldest):
+    """The centre in float64, with whose late messages count in the next round of their fragment."""
+    names = "ab"
+    centre = {name: np.zeros(8) for name in names}
+    offset = {node: {name: np.zeros(8) for name in names} for node in range(SITES)}
+    waits, late, working = dict.fromkeys(range(SITES)), {name: [] for name in names}, {}
+    for round in range(rounds):
+        for node in set(range(SITES)) - set(working):
+            if waits[node] is not None:
+                offset[node][waits[node]] = np.zeros(8)
+            for name, x in streamed_batches(None, node, round).items():
+                offset[node][name] = offset[node][name] + x.sum(0, dtype=np.float64)
+            waits[node] = names[round % 2]
+            working[node] = round, offset[node][waits[node]].copy()
+        for node in [n for n, (asked, _) in working.items() if due(asked, 100 + n) <= round]:
+            asked, moved = working.pop(node)
+            age = -(-(round - asked) // 2)
+            if age <= oldest:
+                late[names[asked % 2]].append(((1 + age) ** -0.5, moved))
+        name = names[round % 2]
+        if late[name]:
+            weights, moved = zip(*late[name], strict=True)
+            centre[name] = centre[name] + np.average(moved, axis=0, weights=weights)
+        late[name] = []
+    return centre
+
+
+def streamed(rounds, oldest, due, **given):
+    def app():
+        return flower.client_app(STREAMED, like, streamed_batches)
+
+    like = {name: np.zeros(8, np.float32) for name in "ab"}
+    quorum = flower.Quorum(messages=2, deadline=60.0, oldest=oldest)
+    strategy = flower.CompressedFedAvg(
+        STREAMED, like, SITES, quorum=quorum, min_available_nodes=1, **given
+    )
+    strategy.start(SlowGrid({100 + node: app for node in range(SITES)}, due), num_rounds=rounds)
+    return strategy
+
+
+def late_by_one_to_three(round, node):
+    return round + {100: 0, 101: 0, 102: round % 3, 103: 1 + round % 3}[node]
+
+
+@pytest.mark.parametrize("oldest", [1, 2])
+def test_a_late_fragment_counts_in_the_next_round_of_its_fragment(oldest):
+    strategy = streamed(9, oldest, late_by_one_to_three)
+    want = streamed_by_hand(late_by_one_to_three, 9, oldest)
+    for name in "ab":
+        np.testing.assert_allclose(strategy.params[name], want[name], rtol=1e-6, atol=1e-5)
+    assert strategy.late
+    assert bool(strategy.refused["late"]) == (oldest == 1)
+
+
+def test_late_fragments_that_wait_for_their_round_are_in_the_checkpoint(tmp_path):
+    def due(round, node):
+        return round + (node == 103)
+
+    strategy = streamed(2, 2, due, checkpoint=tmp_path)
+    waits = strategy._adder.pending
+    assert [float(total.weight) for total in waits] == [pytest.approx(2**-0.5), 0.0]
+    other = flower.CompressedFedAvg(
+        STREAMED, strategy.params, SITES, quorum=flower.Quorum(2, 60.0, oldest=2)
+    )
+    other.restore(tmp_path)
+    for one, two in zip(*map(jax.tree.leaves, (waits, other._adder.pending)), strict=True):
+        np.testing.assert_array_equal(one, two)
+    plain = flower.CompressedFedAvg(
+        STREAMED, strategy.params, SITES, quorum=flower.Quorum(2, 60.0, oldest=0)
+    )
+    assert plain._adder.pending == ()
+
+
+def test_late_messages_of_a_shift_move_shift_and_mirror_alike():
+    """The mirror is the mean of what all sites have shifted by."""
+    link = jaxcomp.Link(
+        jaxcomp.Policy(jaxcomp.random_k(fraction=0.25), min_size=0, min_ndim=1), jaxcomp.Shift(0.5)
+    )
+    method = dataclasses.replace(METHOD, up=link)
+    grid = grid_of(method, lambda round, node: round + (node == 103))
+    strategy = flower.CompressedFedAvg(
+        method,
+        np.zeros(FEATURES, np.float32),
+        SITES,
+        quorum=flower.Quorum(messages=3, deadline=60.0),
+        min_available_nodes=1,
+    )
+    strategy.start(grid, num_rounds=5)
+    assert strategy.late
+    like = jax.eval_shape(lambda p: block.init(method, p).memory, np.zeros(FEATURES, np.float32))
+    shifts = []
+    for client in range(SITES):
+        state = grid.contexts[100 + client].state
+        taken = state["jaxcomp.state"]["round"] == strategy._seats.accepted[client]
+        data = state["jaxcomp.memory"]["accepted" if taken else "refused"]
+        memory = raw.read(records.bytes_of(data, records.MEMORY), like)
+        shifts.append(np.concatenate([np.ravel(x) for x in jax.tree.leaves(memory.feedback)]))
+    mirror = np.concatenate([np.ravel(x) for x in jax.tree.leaves(strategy.state.mirror[0])])
+    assert np.abs(mirror).max() > 0
+    np.testing.assert_allclose(mirror, np.mean(shifts, axis=0), rtol=1e-5, atol=1e-5)
+
+
+def test_late_messages_are_decoded_with_what_the_client_has_sent_before():
+    """The guess of `History` stays as it is while a client has not answered."""
+    codec = jaxcomp.Policy(jaxcomp.wyner_ziv(levels=256), min_size=0, min_ndim=1)
+    method = dataclasses.replace(
+        METHOD, up=federated.Uplink(codec, federated.History()), mean="participants"
+    )
+    exact = dataclasses.replace(METHOD, up=jaxcomp.Policy(None), mean="participants")
+    due = lambda round, node: round + (node == 103)  # noqa: E731
+    found, _ = trained(due, 5, method, messages=3)
+    want, _ = trained(due, 5, exact, messages=3)
+    assert found.late == want.late != {}
+    np.testing.assert_allclose(found.params, want.params, atol=0.5)
+    with pytest.raises(ValueError, match="`oldest` must be 0 with LastMean"):
+        flower.Quorum(3, 60.0).check(
+            dataclasses.replace(method, up=federated.Uplink(codec, federated.LastMean()))
+        )
+
+
+def test_a_method_that_would_lose_refused_messages_warns(monkeypatch, caplog):
+    monkeypatch.setattr(settings.log, "propagate", True)
+    quorum = flower.Quorum(3, 60.0)
+    with caplog.at_level("WARNING", "flwr"):
+        strategy_of(METHOD, quorum=quorum)
+        strategy_of(dataclasses.replace(METHOD, up=jaxcomp.Policy(None)))
+        assert "is lost" not in caplog.text
+        strategy_of(dataclasses.replace(METHOD, up=jaxcomp.Policy(None)), quorum=quorum)
+    assert "a message that is late or refused is lost: NoFeedback()" in caplog.text

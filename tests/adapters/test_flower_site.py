@@ -127,6 +127,32 @@ def test_unequal_sites_take_unequal_numbers_of_steps(tmp_path):
     np.testing.assert_allclose(reported["steps"], np.average(weights, weights=weights))
 
 
+def test_after_a_refused_message_a_site_reports_all_since_its_last_accepted_one(tmp_path):
+    """Its next message has the refused update, and weighs as much."""
+    grid = SiteGrid(tmp_path, metrics=lambda number, steps: {"tokens": 8 * steps, "loss": 1.0})
+    site = grid.sites[101]
+    strategy = strategy_of(METHOD, weight_of=federated.tokens_squared_per_step)
+    said = []
+
+    def one_round(refuse=False):
+        messages = strategy.configure_train(0, None, ConfigRecord(), grid)
+        replies = list(grid.send_and_receive(messages))
+        if refuse:
+            replies = [one for one in replies if one.metadata.src_node_id != 101]
+        strategy.aggregate_train(0, replies)
+        said.append(dict(site._state["jaxcomp.said.metrics"]))
+
+    one_round()
+    one_round(refuse=True)
+    grid.sites[101] = site = grid.begin(101)  # It was killed in between.
+    one_round(refuse=True)
+    one_round()
+    one_round()
+    assert [one["steps"] for one in said] == [STEPS, STEPS, 2 * STEPS, 3 * STEPS, STEPS]
+    assert [one["tokens"] for one in said] == [8 * one["steps"] for one in said]
+    assert {one["loss"] for one in said} == {1.0}
+
+
 STREAMING = federated.streaming_diloco(
     jaxcomp.Link(jaxcomp.top_k(fraction=0.25), jaxcomp.Residual()),
     loss,

@@ -97,6 +97,17 @@ def test_a_plan_of_a_fully_sharded_model(capsys):
     assert sizes["sign()"] < sizes[pair] < 0.5 * sizes["dense bfloat16"]
 
 
+def test_a_plan_of_sites_has_a_rate_for_each_direction(capsys):
+    command = ["plan", "--params", "1e7", "--workers", "4", "--link", "20Mbit"]
+    sites = ["--sites", "--codec", "sign() / qsgd_inf(bits=8)", "--step", "250ms", "--every", "9"]
+    same, modem = (
+        json.loads(run(capsys, *command, *sites, *more, "--json"))
+        for more in ([], ["--upload", "2Mbit"])
+    )
+    assert modem["seconds"] - same["seconds"] == pytest.approx(9 * 8 * same["up"] / 20e6)
+    assert "bytes down" in run(capsys, *command, *sites)
+
+
 def test_the_tree_and_the_step_may_be_the_users_own(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "measure", lambda way, elements, repeats: still(way))
     (tmp_path / "their_model.py").write_text(
@@ -172,7 +183,7 @@ PLAN = "plan --params 9 --workers 4 --link"
     [
         (
             "--codec sign",
-            "the first argument must be codecs, bench, plan, audit, report, fit or weights, got",
+            "the first argument must be codecs, bench, plan, audit, report, fit, weights or watch",
         ),
         ("plam --params 9", "got 'plam'; did you mean plan?"),
         ("plan", "jaxcomp plan: needs --workers and --link"),
@@ -204,6 +215,7 @@ PLAN = "plan --params 9 --workers 4 --link"
         (f"{PLAN} 1Gbit --step soon", "a time such as"),
         (f"{PLAN} 1Gbit --overlap 2", "--overlap must be a number from 0 to 1, got '2'"),
         (f"{PLAN} 1Gbit --link-only --rounds", "`compute` must"),
+        (f"{PLAN} 1Gbit --upload 3Mbit", "--upload needs --sites"),
         (f"{PLAN} 1Gbit --fsdp --rounds", "--rounds and --fsdp cannot be given together"),
         (f"{PLAN} 1Gbit --codec Every(4)", "must be a codec, a link, a policy or a reducer"),
         (f"{PLAN} 1Gbit --plot plan.doc", "must end in .png, .svg or .pdf, got 'plan.doc'"),

@@ -129,7 +129,7 @@ def test_lowers_for_accelerators(codec):
         assert "inlineable" not in text
 
 
-@pytest.mark.core("Cast(dtype='bfloat16',b=512)-float16", "Natural*")
+@pytest.mark.core("AdaptiveQ(b=512)-float16", "Cast(dtype='bfloat16',b=512)-bfloat16", "Natural*")
 @pytest.mark.parametrize(
     ("codec", "dtype"),
     few_or_all(

@@ -88,6 +88,52 @@ class Grid:
         return self.spoil(replies[::-1]) if replies else []
 
 
+class SlowGrid(Grid):
+    """Nodes that answer in a later round, or never.
+
+    Attributes:
+        due: the round in which an answer is there, by round and node; None for never.
+        told: which node has been asked in which round.
+        asked_away: nodes whose answer was asked for while they were away.
+    """
+
+    def __init__(self, apps, due):
+        super().__init__(apps)
+        self.due, self.told, self.asked_away, self.now = due, [], [], -1
+        self._answers = {}
+
+    def push_messages(self, messages):
+        self.now += 1
+        ids = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            self.told.append((self.now, node))
+            due = self.due(self.now, node)
+            ids.append(f"{self.now} {node}")
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            try:
+                reply = self.apps[node]()(message, self.contexts[node])
+            except ValueError as error:
+                reply = Message(Error(0, str(error)), reply_to=message)
+            self._answers[ids[-1]] = due, reply
+        return ids
+
+    def pull_messages(self, message_ids):
+        (one,) = message_ids
+        node = int(one.split()[1])
+        if node in self.away:
+            self.asked_away.append(node)
+        due, reply = self._answers[one]
+        return [] if due is None or due > self.now else [reply]
+
+
+class AtOnce:
+    """A thread that has run when it is started."""
+
+    def __init__(self, target, args, daemon):
+        self.start = lambda: target(*args)
+
+
 def context_of(node):
     return Context(1, node, {}, RecordDict(), {})
 

@@ -25,6 +25,20 @@ def test_a_round_is_steps_bytes_and_waits():
     assert '"share"' in found.to_json()
 
 
+def test_each_direction_has_its_rate_and_its_delay():
+    modem = Network(bandwidth=0.25e6, latency=0.04)
+    same = plan_sites(10_000_000, LINK, up=jaxcomp.sign(), down=jaxcomp.qsgd_inf(bits=8))
+    other = plan_sites(
+        10_000_000, LINK, up=jaxcomp.sign(), down=jaxcomp.qsgd_inf(bits=8), upload=modem
+    )
+    assert (same.up, same.down) == (other.up, other.down)
+    assert other.sending == pytest.approx(same.up / 0.25e6 + same.down / 1.25e6)
+    assert other.waiting - same.waiting == pytest.approx(same.trips * 0.015)
+    assert plan_sites(10_000_000, LINK, up=jaxcomp.sign(), upload=LINK).sending == pytest.approx(
+        plan_sites(10_000_000, LINK, up=jaxcomp.sign()).sending
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -34,6 +48,7 @@ def test_a_round_is_steps_bytes_and_waits():
         ({"step": -1.0}, "`step`"),
         ({"trips": -1.0}, "`trips`"),
         ({"network": 3}, "`network`"),
+        ({"upload": 3}, "`upload`"),
     ],
 )
 def test_wrong_arguments_of_plans_between_sites(given, says):

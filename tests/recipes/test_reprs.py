@@ -126,6 +126,7 @@ ARGUMENTS = {
     "Uniform": {"steps": 7},
     "UniformThreshold": {"entropy": 1.5},
     "Uplink": {"link": LINK},
+    "Visible": {"fraction": 0.1},
     "WideMax": {"times": 90},
     "Without": {"graph": graphs.Ring(), "silent": (3,)},
 }

@@ -147,13 +147,15 @@ def test_bytes_in_flight_do_not_wait_for_each_other():
     assert 19 * 0.005 + 0.2 <= took < 0.3 + LATE
 
 
-def test_rate_is_that_of_the_link():
-    size, rate, delay = 250_000, 8e6, 0.05
+@pytest.mark.parametrize("rate", [8e6, (4e6, 16e6), (None, 8e6)], ids=str)
+def test_rate_is_that_of_the_link(rate):
+    size, delay = 250_000, 0.05
     with relayed(answer, rate=rate, delay=delay) as relay:
         start = time.monotonic()
         ask(relay, bytes(size))
         took = time.monotonic() - start
-    want = 2 * (8 * size / rate + delay)
+    rates = rate if isinstance(rate, tuple) else (rate, rate)
+    want = 2 * delay + sum(8 * size / one for one in rates if one)
     assert want <= took < 1.15 * want + LATE
 
 
@@ -353,6 +355,7 @@ WRONG = {
     "delay": {"delay": -0.1},
     "jitter": {"jitter": None},
     "rate": {"rate": 0},
+    "rate of one direction": {"rate": (8e6, -1.0)},
     "resets": {"resets": 1.5},
     "seed": {"seed": 0.5},
 }
@@ -360,7 +363,8 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_of_a_relay_are_named(name):
-    with pytest.raises(ValueError, match=rf"^`{name}` must be ".replace("[1]", r"\[1\]")):
+    said = name.partition(" of ")[0].replace("[1]", r"\[1\]")
+    with pytest.raises(ValueError, match=rf"^`{said}` must be "):
         Relay(**{"to": ("127.0.0.1", 80), **WRONG[name]})
 
 

@@ -32,6 +32,9 @@ Metrics = Callable[[Any, int, int], Mapping[str, Any]]
 Secret = Callable[[Any], bytes]
 """`secret(context)`: the client's own secret, 16 to 64 bytes."""
 
+Published = Callable[[int], PyTree | None]
+"""`published(round)`: the parameters of a round where they are published; None if they are not."""
+
 Memory = Callable[[Any], "str | os.PathLike[str]"]
 """`memory(context)`: the folder in which a client keeps its memory."""
 
@@ -139,6 +142,11 @@ def compress_mod(
             f"and {method.mix}; use client_app or Site"
         )
     whole = raw.like(like)
+    if method.work.control:
+        raise ValueError(
+            "`method` must have no control variates behind compress_mod, whose app's steps they "
+            "would have to correct, got LocalSteps(control=True); use client_app or Site"
+        )
     method = integers.apart(method, whole)
     work = _in_context(work_of(method, integers.as_floats(whole), secret), memory)
 
@@ -205,7 +213,11 @@ def _in_context(work: Callable[..., Any], folder_of: Memory | None) -> Callable[
 
 
 def work_of(
-    method: Method, like: PyTree, secret: Secret | None, faults: Faults = Faults()
+    method: Method,
+    like: PyTree,
+    secret: Secret | None,
+    faults: Faults = Faults(),
+    published: Published = lambda round: None,
 ) -> Callable[..., Any]:
     """The round of a client around its training.
 
@@ -232,7 +244,7 @@ def work_of(
         if said is not None:
             # The server asks again, since it has lost the answer. To work again would count twice.
             return said
-        place = _find_place(method, like, key, given, kept)
+        place = _find_place(method, like, key, given, kept, published)
         if place is None:
             answer = Answer(given.round, given.client, "behind", -1, math.nan, b"")
             return records.write_answer(answer, given.run, own_secret)
@@ -261,10 +273,20 @@ def work_of(
 
 
 def _find_place(
-    method: Method, like: PyTree, key: Array, given: Instruction, kept: Kept | None
+    method: Method,
+    like: PyTree,
+    key: Array,
+    given: Instruction,
+    kept: Kept | None,
+    published: Published,
 ) -> _Place | None:
     """The client at the centre of the round, or None if it cannot get there."""
-    if given.base < 0:
+    if given.base == records.PUBLISHED:
+        params = published(given.round)
+        if params is None:
+            return None
+        centre = memory_.centre_of(method, params)
+    elif given.base == records.WHOLE:
         shapes = jax.eval_shape(lambda params: memory_.centre_of(method, params), like)
         centre = raw.read(given.parts[0], shapes)
     elif kept is None or not given.base <= kept.round <= given.round:

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxcomp.adapters.flower import metrics, records
 from jaxcomp.adapters.flower.records import Answer, Refused
-from jaxcomp.adapters.flower.seats import Seats
+from jaxcomp.adapters.flower.seats import BEHIND, Seats
 from jaxcomp.adapters.flower.server_round import Heard, Round
 from jaxcomp.federated import faults
 from jaxcomp.federated.method import Method
@@ -42,7 +42,7 @@ class Reader:
 
     def hear(self, run: bytes, round_: Round, reply: Any, now: int) -> None:
         """Reads one answer to the message of a round, in the round `now`."""
-        node = reply.metadata.src_node_id
+        node, asked = reply.metadata.src_node_id, round_.find_client(reply)
         try:
             client = round_.client_of(reply)
             secret = None if self.secrets is None else self.secrets(client)
@@ -50,9 +50,9 @@ class Reader:
             answer = records.read_answer(reply.content, *expected, run, secret)
             round_.heard[client] = self._read(run, round_, answer, reported, secret, now)
         except Refused as error:
-            round_.refuse(node, error.kind, error)
+            round_.refuse(node, asked, error.kind, error)
         except MessageError as error:
-            round_.refuse(node, "malformed", error)
+            round_.refuse(node, asked, "malformed", error)
 
     def _read(
         self,
@@ -65,16 +65,16 @@ class Reader:
     ) -> Heard:
         client = answer.client
         if answer.status == "behind":
-            self.seats.has[client] = -1
+            self.seats.has[client] = BEHIND
             raise Refused("behind", "it could not follow, and gets the whole parameters next time")
         accepted = int(self.seats.accepted[client])
         if answer.upon not in (accepted, -1):
             raise Refused("wrong memory", f"its memory is of round {answer.upon}, not {accepted}")
-        if answer.upon != accepted and self.method.uplink.feedback.facts.mirrors:
+        if answer.upon != accepted and self.method.mirrors:
             raise Refused(
-                "memory lost", "its memory is gone, and with it what the mirror knows of it"
+                "memory lost", "its memory is gone, and with it what the server's mean has of it"
             )
-        age = now - round_.number
+        age = -(-(now - round_.number) // len(self.likes))  # In rounds of its fragment.
         if answer.status != "sent" or age > round_.oldest:
             self.seats.has[client] = round_.number
             if answer.status != "sent":
@@ -85,7 +85,8 @@ class Reader:
             weight = metrics.weight(reported, self.weighted_by, weight)
         if self.weight_of is not None:
             weight = metrics.weight_by(reported, self.weight_of, weight)
-        weight = weight * np.float32(faults.stale(np.array([age]), self.method.staleness)[0])
+        # The simulation multiplies in float64, too.
+        weight = np.float32(weight * faults.stale(np.array([age]), self.method.staleness)[0])
         of_message = records.secret_of(secret, run, round_.number, client)
         policy = self.method.uplink.policy
         # Finiteness is checked where the message is added, with the round's own key.

@@ -27,6 +27,9 @@ STATUSES = ("sent", "lost", "broken", "behind")
 """The outcome of a client's round: its message is in the answer; it was lost, by an injected fault;
 its update was not finite; or the client could not follow the server's parameters."""
 
+WHOLE, PUBLISHED = -1, -2
+"""The `base` of an instruction with the whole centre, and of one for a client that reads it."""
+
 _LONGEST = 2**31 - 1
 
 
@@ -37,7 +40,8 @@ class Instruction(NamedTuple):
         run: 8 random bytes of this training; a client's memory of another one is of no use.
         round: the round's number, from 0.
         client: the client's number.
-        base: the round of the first of `parts`; -1 if the only part is the whole centre.
+        base: the round of the first of `parts`; -1 if the only part is the whole centre; -2 if
+            there are none, since the client reads the centre where it is published.
         accepted: the last round in which the server accepted a message of this client, or -1.
         seed: the run's key, `uint32[2]` as 8 bytes.
         digest: that of the centre of this round.
@@ -143,7 +147,7 @@ def read_instruction(content: Any, secret: bytes | None) -> Instruction:
         raise ValueError(
             f"an instruction must be whole, got one whose {wrong} is {str(fields[wrong])[:40]}"
         )
-    count = 1 if given.base < 0 else given.round - given.base
+    count = {WHOLE: 1, PUBLISHED: 0}.get(given.base, given.round - given.base)
     if list(parts) != [str(i) for i in range(count)]:
         raise ValueError(
             f"an instruction must be whole, got one of round {given.round} from {given.base} on "
@@ -165,7 +169,7 @@ _FIELDS = {
     "run": _is_bytes(8),
     "round": _is_number(0),
     "client": _is_number(0),
-    "base": _is_number(-1),
+    "base": _is_number(PUBLISHED),
     "accepted": _is_number(-1),
     "seed": _is_bytes(8),
     "digest": _is_bytes(16),

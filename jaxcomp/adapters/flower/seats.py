@@ -8,6 +8,9 @@ import numpy as np
 
 from jaxcomp.adapters.flower.server_round import log
 
+BEHIND = -2
+"""In place of a round: a client that could not follow, and needs the parameters by message."""
+
 _NOBODY = -1
 """The round in which a free seat was taken."""
 
@@ -40,7 +43,8 @@ class Seats:
             mirror holds what only the first node knows.
 
     Attributes:
-        has: for each client the round whose centre it has, as far as the server knows; -1 for none.
+        has: for each client the round whose centre it has, as far as the server knows; -1 for
+            none, or `BEHIND`.
         accepted: the last round in which the server accepted its message; -1 for none.
 
     Example:
@@ -84,6 +88,17 @@ class Seats:
         found = {n: self._nodes[n] for n in sorted(self._nodes) if self._nodes[n] in present}
         self._seen[list(found)] = call
         return found
+
+    @property
+    def nodes(self) -> dict[int, int]:
+        """The node of each client that has one, connected or not."""
+        return dict(self._nodes)
+
+    @property
+    def away(self) -> list[int]:
+        """The clients whose nodes were not connected in the last call of `seat`."""
+        call = self._seen.max(initial=_NOBODY)
+        return [n for n in sorted(self._nodes) if self._seen[n] < max(call, 0)]
 
     def wait_for(self, grid: Any, least: int) -> dict[int, int]:
         """`seat` for the nodes of a grid, once so many of them are clients."""

@@ -15,6 +15,8 @@ from jaxcomp.types import Array, PyTree
 log = logging.getLogger("flwr")
 _LINES = 8
 """How many refused messages of a round are logged, each in a line of its own."""
+_LETTERS = 200
+"""How much of a cause is kept; a client may have chosen the words."""
 
 
 class Heard(NamedTuple):
@@ -53,6 +55,20 @@ class Taken(NamedTuple):
     round: int
 
 
+class Refusal(NamedTuple):
+    """An answer that the server does not use.
+
+    Attributes:
+        client: whose answer it is; None if nobody who was asked gave it.
+        kind: the kind, under which it is counted.
+        why: the cause, in words that may be the client's own.
+    """
+
+    client: int | None
+    kind: str
+    why: str
+
+
 @dataclasses.dataclass
 class Round:
     """A round between the messages to the clients and their answers.
@@ -62,27 +78,34 @@ class Round:
         key: of the round.
         nodes: the node of each client that was asked.
         sent: the metadata of the messages to them, whose ids Flower sets when it sends them.
-        down: bytes that were sent.
+        sizes: bytes that were sent to each client.
         oldest: the largest age, in rounds, of a message that still counts.
         waiting: the clients that have not answered.
         heard: the answers with a message, until they are added.
         refused: how many answers were refused, by kind.
+        refusals: the refused answers of which the file of rounds does not know yet.
     """
 
     number: int
     key: Array
     nodes: dict[int, int]
     sent: dict[int, Any]
-    down: int
+    sizes: dict[int, int]
     oldest: int = 0
     waiting: set[int] = dataclasses.field(default_factory=set)
     heard: dict[int, Heard] = dataclasses.field(default_factory=dict)
     refused: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    refusals: list[Refusal] = dataclasses.field(default_factory=list)
 
     @property
     def cohort(self) -> np.ndarray:
         """The clients that were drawn, in ascending order."""
         return np.array(list(self.nodes), np.int64)
+
+    @property
+    def down(self) -> int:
+        """Bytes that were sent."""
+        return sum(self.sizes.values())
 
     def __post_init__(self):
         self.waiting = set(self.nodes)
@@ -117,9 +140,10 @@ class Round:
             raise Refused("repeated", "it has already answered in this round")
         return client
 
-    def refuse(self, node: int, kind: str, why: Any) -> None:
+    def refuse(self, node: int, client: int | None, kind: str, why: Any) -> None:
         """Counts a refused answer, and logs the first ones."""
         self.refused[kind] += 1
+        self.refusals.append(Refusal(client, kind, str(why)[:_LETTERS]))
         if self.refused.total() <= _LINES:
             log.warning("\t> node %d is refused: %s", node, why)
 

@@ -3,11 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from jaxcomp import checks
 from jaxcomp.adapters.flower import raw, records
+from jaxcomp.adapters.flower.closing import Quorum
 from jaxcomp.adapters.flower.server_round import log
 from jaxcomp.federated.method import Method
 from jaxcomp.types import PyTree
+from jaxcomp.weights import Publisher
 from jaxcomp_files.versions import Versions
 
 
@@ -39,15 +43,45 @@ def check(
                 f"{weight_of!r} and {weighted_by_key!r}"
             )
     for name, given in (("weighted_by_key", weighted_by_key), ("weight_of", weight_of)):
-        if given is not None and method.mean == "all":
+        if given is not None and (method.mean in ("all", "messages") or method.work.control):
+            over = "control variates" if method.work.control else f'a mean over "{method.mean}"'
             raise ValueError(
-                f'`{name}` must be None with a mean over "all", which is divided by the expected '
-                f"weight of all clients before any of them reports, got {given!r}; give `weights`"
+                f"`{name}` must be None with {over}, which needs the weights of all clients before "
+                f"any of them reports, got {given!r}; give `weights`"
             )
 
 
-def check_secrets(secrets: Any, numbers: Any) -> None:
-    """Refuses secrets of nodes whose numbers are not known."""
+def check_publisher(publisher: Publisher | None, shared: PyTree) -> None:
+    """Refuses a publisher of parameters that are not all that clients need."""
+    if publisher is None:
+        return
+    checks.instance("weights_to", publisher, Publisher, "jaxcomp.weights.Publisher(url)")
+    if jax.tree.leaves(shared):
+        raise ValueError(
+            "`weights_to` must be None with side information that clients get with the parameters, "
+            "which is not published"
+        )
+
+
+def check_rounds(method: Method, clients: int, least: Any, quorum: Quorum | None) -> None:
+    """Refuses rounds that would never begin, or a quorum that the method cannot have."""
+    checks.integer("min_available_nodes", least, 1, clients)
+    if quorum is not None:
+        checks.part("quorum", quorum, Quorum)
+        quorum.check(method)
+        facts = method.uplink.feedback.facts
+        if not (facts.keeps_unsent or facts.mirrors):
+            log.warning(
+                "a message that is late or refused is lost: %r keeps nothing of it; "
+                "jaxcomp.Link(codec, jaxcomp.Residual()) does",
+                method.uplink.feedback,
+            )
+
+
+def check_clients(secrets: Any, numbers: Any, largest: float | None) -> None:
+    """Refuses secrets of nodes whose numbers are not known, and a limit that refuses all."""
+    if largest is not None:
+        checks.positive("largest", largest)
     if secrets is not None and numbers is None:
         raise ValueError(
             "`numbers` must be given with `secrets`: whose secret a node has follows from its "

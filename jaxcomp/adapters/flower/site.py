@@ -14,7 +14,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxcomp import checks
-from jaxcomp.adapters.flower import client, extra, files, placing, raw
+from jaxcomp.adapters.flower import client, extra, files, placing, published, raw
+from jaxcomp.adapters.flower.counts import Counts, since_accepted
 from jaxcomp.adapters.flower.placing import Placed
 from jaxcomp.adapters.flower.records import Instruction
 from jaxcomp.federated import block, turns
@@ -25,6 +26,7 @@ from jaxcomp.federated.uplink import Message
 from jaxcomp.types import PyTree
 from jaxcomp_site import courier
 from jaxcomp_site.packing import packed, unpacked
+from jaxcomp_weights import Reader
 
 Data = Callable[[int, int], Any]
 """`data(number, taken)`: arrays `[steps, …]`, the batches of client `number` from its step `taken`
@@ -61,8 +63,12 @@ class Site:
         folder: the site's own folder, which the SuperNode names with `--node-config
             'site="folder"'`.
         secret: the client's own secret, 16 to 64 bytes; None for none.
-        metrics: `metrics(number, steps)` gives what the site reports, beside the number of its
-            "steps" and the "seconds" that they took, such as `{"tokens": 8192 * steps}`.
+        metrics: `metrics(number, steps)` gives what the site reports of a round, beside the number
+            of its "steps" and the "seconds" that they took, such as `{"tokens": 8192 * steps}`.
+            Where a residual keeps what was refused, these three are reported since the last
+            accepted message.
+        weights: reads the parameters where the server publishes them (`weights_to` of
+            `CompressedFedAvg`) when the site joins or returns; None to get them by message.
         placed: where the arrays of a site of several devices are, which may be those of several
             processes of `jax.distributed`; None for one device.
 
@@ -89,6 +95,7 @@ class Site:
         folder: "str | os.PathLike[str]",
         secret: bytes | None = None,
         metrics: Callable[[int, int], Mapping[str, Any]] | None = None,
+        weights: Reader | None = None,
         placed: Placed | None = None,
     ):
         extra.require()
@@ -98,12 +105,16 @@ class Site:
             checks.function("metrics", metrics)
         if placed is not None:
             checks.part("placed", placed, Placed)
+        if weights is not None:
+            checks.instance("weights", weights, Reader, "jaxcomp_weights.Reader(url)")
         self._folder = pathlib.Path(folder)
         self.refused: collections.Counter[str] = collections.Counter()
         self._left: tuple[int, Any] | None = None  # The client and what it keeps, before a delay.
         self._ahead: tuple[int, Any] | None = None  # Its steps before, and what it keeps after.
         self._like = raw.like(like)
-        self._work = client.work_of(method, like, None if secret is None else lambda _: secret)
+        self._weights = weights
+        own = None if secret is None else lambda _: secret
+        self._work = client.work_of(method, like, own, published=self._published)
         self._method, self._data, self._metrics, self._placed = method, data, metrics, placed
         self._memory = files.folder_of(self._folder / "memory", "folder", _PATIENCE)
         self._take(extra.RecordDict())
@@ -129,12 +140,13 @@ class Site:
 
     def answer(self, content: bytes) -> bytes:
         """The answer to a message, once it is in the checkpoint; an error leaves all as before."""
-        before = self.taken, self._left, self._ahead
+        before = self.taken, self._counts, self._left, self._ahead
         state = extra.RecordDict(dict(self._state.items()))
 
         def work() -> Any:
             found = self._work(unpacked(content), state, self._run)
-            state[_SITE] = extra.ConfigRecord({"taken": self.taken})
+            counts = {} if self._counts is None else {"counts": self._counts.write()}
+            state[_SITE] = extra.ConfigRecord({"taken": self.taken, **counts})
             if jax.process_index() == 0:
                 files.write(self._memory, state)
             return found
@@ -142,7 +154,7 @@ class Site:
         try:
             found = _on_all_processes(work)
         except Exception as error:
-            self.taken, self._left, self._ahead = before
+            self.taken, self._counts, self._left, self._ahead = before
             self.refused[type(error).__name__] += 1
             raise
         self._state = state
@@ -163,8 +175,11 @@ class Site:
     def _take(self, state: Any) -> None:
         """Goes on from this state."""
         self._state, self.taken = state, 0
+        self._counts: Counts | None = None
         if _SITE in state:
-            self.taken = int(state[_SITE]["taken"])
+            kept = state[_SITE]
+            self.taken = int(kept["taken"])
+            self._counts = Counts.read(kept["counts"]) if "counts" in kept else None
 
     def _run(self, known: Known, given: Instruction, own: Own) -> client.Worked:
         """The steps of a round."""
@@ -187,6 +202,8 @@ class Site:
         numbers = {"steps": steps, "seconds": time.monotonic() - start}
         if self._metrics is not None:
             numbers |= self._metrics(given.client, steps)
+        if self._method.uplink.feedback.facts.keeps_unsent:
+            numbers, self._counts = since_accepted(self._counts, given, numbers)
         reported = {"metrics": extra.MetricRecord(numbers)}
         return client.Worked(sent, inner, float(loss), reported)
 
@@ -198,6 +215,10 @@ class Site:
         due = int(kept.due)
         self.taken = due + self._method.delay
         return ahead[1] if ahead is not None and ahead[0] == due else self._rest(number, kept)
+
+    def _published(self, round_: int) -> Any:
+        """The parameters of a round, where they are published."""
+        return None if self._weights is None else published.read(self._weights, self._like, round_)
 
     def _rest(self, number: int, kept: Streamed) -> Streamed:
         """The steps of a delay."""

@@ -22,22 +22,24 @@ from jaxcomp.adapters.flower import (
     raw,
     records,
     settings as settings_,
+    watching,
 )
 from jaxcomp.adapters.flower.closing import Quorum, Waiting
 from jaxcomp.adapters.flower.hearing import Reader
 from jaxcomp.adapters.flower.history import History
 from jaxcomp.adapters.flower.memory import Centre
+from jaxcomp.adapters.flower.published import Published
 from jaxcomp.adapters.flower.records import Instruction
-from jaxcomp.adapters.flower.seats import Seats
-from jaxcomp.adapters.flower.server_round import Heard, Round, Taken, log
-from jaxcomp.federated import checkpoint as checkpoint_, server, turns
+from jaxcomp.adapters.flower.seats import BEHIND, Seats
+from jaxcomp.adapters.flower.server_round import Round, Taken, log
+from jaxcomp.federated import checkpoint as checkpoint_, turns
 from jaxcomp.federated.method import Method
-from jaxcomp.federated.server import ServerState, Total
+from jaxcomp.federated.server import ServerState
 from jaxcomp.federated.simulation import Report, weights_of
-from jaxcomp.federated.table import OnHost
 from jaxcomp.messages import message_limit
 from jaxcomp.numerics import noise
-from jaxcomp.types import Array, PyTree
+from jaxcomp.types import PyTree
+from jaxcomp.weights import Publisher
 
 
 class CompressedFedAvg(extra.FedAvg):
@@ -51,9 +53,9 @@ class CompressedFedAvg(extra.FedAvg):
     A round draws its clients from the connected nodes that are clients; if all are connected, that
     is the simulation's draw. A node becomes a client when it is first seen, with the lowest free
     number, and keeps its number while it is away. If no number is free, a new node gets that of the
-    node that has been away longest, and begins with a new memory; not with a `Shift`, for which it
-    has to wait. A client gets the messages that it missed, or the whole parameters if these are
-    fewer bytes.
+    node that has been away longest, and begins with a new memory; not with a `Shift` or control
+    variates, for which it has to wait. A client gets the messages that it missed, or the whole
+    parameters if these are fewer bytes.
 
     Args:
         method: the method. Its `sampling` says how many clients take part, where `FedAvg` has
@@ -69,6 +71,9 @@ class CompressedFedAvg(extra.FedAvg):
             `jaxcomp.federated.tokens_squared_per_step`.
         quorum: when a round ends, and what becomes of later messages; None waits for all clients,
             up to the `timeout` of `start`.
+        weights_to: publishes the parameters of each round, with its number as their step. A `Site`
+            with a reader of them gets them there where it would get the whole parameters by
+            message: when it joins or returns. Not with side information of the server.
         numbers: the number of each node, by its id, for nodes with lasting ids; None to number
             nodes as they come.
         secrets: `secrets(number)` gives a client's own secret, 16 to 64 bytes: only who knows it
@@ -79,7 +84,8 @@ class CompressedFedAvg(extra.FedAvg):
         train_metrics_aggr_fn: as for `FedAvg`, for the metric records beside accepted messages;
             None for the weighted mean of each of their numbers. Its errors end `start`, after the
             round is counted.
-        checkpoint: a folder to which every round is saved, for `restore`; None for none.
+        checkpoint: a folder to which every round is saved, for `restore`, and in which
+            `jaxcomp watch` finds the rounds; None for none.
         **settings: of `flwr`'s `FedAvg`, such as `fraction_evaluate`, which is zero by default.
 
     Attributes:
@@ -108,6 +114,7 @@ class CompressedFedAvg(extra.FedAvg):
         numbers: Mapping[int, int] | None = None,
         weight_of: Callable[[Mapping[str, Any]], float] | None = None,
         quorum: Quorum | None = None,
+        weights_to: Publisher | None = None,
         secrets: Callable[[int], bytes] | None = None,
         largest: float | None = None,
         min_available_nodes: int = 2,
@@ -118,14 +125,9 @@ class CompressedFedAvg(extra.FedAvg):
         extra.require()
         checks.part("method", method, Method)
         checks.integer("clients", clients, 1)
-        checks.integer("min_available_nodes", min_available_nodes, 1, clients)
-        if largest is not None:
-            checks.positive("largest", largest)
-        settings_.check_secrets(secrets, numbers)
+        settings_.check_rounds(method, clients, min_available_nodes, quorum)
+        settings_.check_clients(secrets, numbers, largest)
         settings_.check(method, clients, weighted_by_key, weight_of, settings)
-        if quorum is not None:
-            checks.part("quorum", quorum, Quorum)
-            quorum.check(method)
         settings = {"fraction_evaluate": 0.0, **settings}
         settings["weighted_by_key"] = weighted_by_key or metrics.EXAMPLES  # For evaluation, too.
         super().__init__(min_available_nodes=min_available_nodes, **settings)
@@ -142,14 +144,17 @@ class CompressedFedAvg(extra.FedAvg):
         self._like = raw.like(self._state.params)
         likes = turns.likes(self.method, self._like)
         self._limit = max(message_limit(self.method.uplink.policy, like) for like in likes)
-        self._largest = np.float32(np.finfo(np.float32).max if largest is None else largest)
         self._secrets, self._quorum = secrets, quorum
         folder = None if checkpoint is None else checkpoint_.folder_of(checkpoint, "checkpoint")
         self._checkpoints = folder
-        self._seats = Seats(clients, numbers, lasting=method.uplink.feedback.facts.mirrors)
+        self._seats = Seats(clients, numbers, lasting=method.mirrors)
         rules = (self.weights, weighted_by_key, weight_of, secrets)
+        self._watch = watching.Watch(None if folder is None else folder.folder, self._seats)
         self._reader = Reader(self.method, likes, self._limit, self._seats, *rules)
-        self._sides = OnHost(jax.tree.map(np.asarray, self._new_side()), clients)
+        settings_.check_publisher(weights_to, self._state.shared)
+        self._published = Published(weights_to)
+        late = quorum is not None and quorum.oldest > 0
+        self._adder = adding.Adder(self.method, self._state, clients, largest, late=late)
         self._history = History(raw.size(self._centre()))
         self._run, self._since = secrets_.token_bytes(8), time.time_ns()
         self._open: Round | None = None
@@ -196,9 +201,11 @@ class CompressedFedAvg(extra.FedAvg):
         if new is not None:
             # What clients do in the first round belongs to a training that a kill must not end.
             self.save(new.folder)
+        self._published.publish(self._state.params, int(self._state.round))
         configs = (train_config, evaluate_config, evaluate_fn)
-        with limits.limit_answers(grid, self._limit + limits.BESIDE):
-            given = grid if self._quorum is None else Waiting(grid, self._quorum)
+        watched = self._watch.training(int(self._state.round), num_rounds, self.clients)
+        with limits.limit_answers(grid, self._limit + limits.BESIDE), watched:
+            given = grid if self._quorum is None else Waiting(grid, self._quorum, self.method.delay)
             return super().start(given, initial_arrays, num_rounds, timeout, *configs)
 
     def summary(self) -> None:
@@ -216,7 +223,7 @@ class CompressedFedAvg(extra.FedAvg):
             ValueError: if `folder` holds something else, or if another process trains with it.
         """
         versions = checkpoint_.folder_of(folder, own=self._checkpoints)
-        checkpoint_.save(versions, self._checkpoint(), self._sides.arrays())
+        checkpoint_.save(versions, self._checkpoint(), self._adder.sides.arrays())
         self._follows = True
 
     def restore(self, folder: str | pathlib.Path, *, missing_ok: bool = False) -> None:
@@ -235,13 +242,14 @@ class CompressedFedAvg(extra.FedAvg):
             ValueError: if `folder` holds no checkpoint, one of other shapes, or only damaged ones.
         """
         versions = checkpoint_.folder_of(folder, own=self._checkpoints)
-        rows = self._sides.arrays()
+        rows = self._adder.sides.arrays()
         kept = checkpoint_.restore(versions, self._checkpoint(), rows, missing_ok=missing_ok)
         if kept is None:
             return
-        self._sides.fill(rows)
-        state, key, run, seats, counts = kept
-        self._state, self.key = jax.tree.map(jnp.asarray, state), jnp.asarray(key)
+        self._adder.sides.fill(rows)
+        state, pending, key, run, seats, counts = kept
+        state, self._adder.pending, self.key = jax.tree.map(jnp.asarray, (state, pending, key))
+        self._state = state
         self._run, (self.up, self.down, since) = run.tobytes(), map(int, counts)
         self._since = max(time.time_ns(), since + 1)
         self._seats.take(seats)
@@ -253,7 +261,7 @@ class CompressedFedAvg(extra.FedAvg):
         """Everything that a checkpoint holds, beside the rows; its shapes never change."""
         run = np.frombuffer(self._run, np.uint8)
         counts = np.array([self.up, self.down, self._since], np.int64)
-        return self._state, self.key, run, self._seats.save(), counts
+        return self._state, self._adder.pending, self.key, run, self._seats.save(), counts
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
         """The messages of a round: what each of its clients needs to begin."""
@@ -263,30 +271,34 @@ class CompressedFedAvg(extra.FedAvg):
         key = turns.key(self.method, self._like, self.key, number)
         cohort = self.method.sampling.among(key, self.clients, np.array(list(seated)))
         config["server-round"] = server_round
-        nodes, messages, down = {int(client): seated[int(client)] for client in cohort}, {}, 0
-        whole = raw.write(self._centre())
-        whole_array = records.array(whole, records.CENTRE)
+        nodes, messages, sizes = {int(client): seated[int(client)] for client in cohort}, {}, {}
+        whole_array: Any = None  # Most rounds have nobody who needs it.
         digest = raw.digest(self._centre())
         for client, node in nodes.items():
-            parts = self._history.needed(int(self._seats.has[client]), number)
-            base = -1 if parts is None else int(self._seats.has[client])
-            parts = (whole,) if parts is None else parts
+            has = int(self._seats.has[client])
+            base, parts = has, self._history.needed(has, number)
+            if parts is None:
+                published = self._published.round == number and has != BEHIND
+                base = records.PUBLISHED if published else records.WHOLE
+                if not published and whole_array is None:
+                    whole_array = records.array(raw.write(self._centre()), records.CENTRE)
+                parts = () if published else (whole_array.data,)
             given = self._instruction(number, client, node, base, digest, parts)
             secret = None if self._secrets is None else self._secrets(client)
-            array = whole_array if base < 0 else None
+            array = whole_array if base == records.WHOLE else None
             content = records.write_instruction(given, secret, array)
             content[self.configrecord_key] = config
             messages[client] = extra.Message(
                 content=content, message_type="train", dst_node_id=node
             )
-            down += sum(map(len, parts))
-        self.down += down
+            sizes[client] = sum(map(len, parts))
         log.info("configure_train: round %d, %d of %d clients", number, len(nodes), len(seated))
         sent = {client: message.metadata for client, message in messages.items()}
         for former in self._former:  # An answer to what a client was asked before is of no use.
             former.waiting -= set(nodes)
         oldest = 0 if self._quorum is None else self._quorum.oldest
-        self._open = Round(number, key, nodes, sent, down, oldest)
+        self._open = Round(number, key, nodes, sent, sizes, oldest)
+        self.down += self._open.down
         return list(messages.values())
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
@@ -301,17 +313,20 @@ class CompressedFedAvg(extra.FedAvg):
             client = asked.find_client(reply)
             self._reader.hear(self._run, asked, reply, round_.number)
             asked.waiting -= {client}
-        heard = [one for each in rounds for one in each.heard.values()]
-        up = sum(len(one.answer.payload) for one in heard)
+        heard = [one.answer for each in rounds for one in each.heard.values()]
+        sizes = {answer.client: len(answer.payload) for answer in heard}
+        up = sum(sizes.values())
         turn = turns.of(self.method, self._like, round_.number)
-        lane, total, taken = self._sum_messages(turns.lane(self.method, self._state, turn), rounds)
-        lane, message = self._step(round_, lane, total)
+        lane, total, taken, pending = self._adder.sum(self._state, rounds)
+        lane, message = adding.step(self.method, round_.key, lane, total, self.weights)
         # Nothing is kept of a round before it is complete: after an error it can be repeated.
         self._state = turns.join(self.method, self._state, turn, lane)
+        self._adder.pending = pending
         self._history.add(message)
+        self._published.publish(self._state.params, int(self._state.round))
         for client, one in taken.items():
             row = jax.tree.map(lambda x: np.asarray(x)[None], one.side)
-            self._sides.write(np.array([client]), row)
+            self._adder.sides.write(np.array([client]), row)
             self._seats.accepted[client] = one.round
         self.up += up
         self.late.update(round_.log_late(one.round for one in taken.values()))
@@ -325,13 +340,11 @@ class CompressedFedAvg(extra.FedAvg):
         log.info("aggregate_train: %r", report)
         if self._checkpoints is not None:
             self.save(self._checkpoints.folder)
+        self._watch.write(report, (self.up, self.down), rounds, taken, sizes)
         return records.arrays_of(self.params), self._metrics(report, list(taken.values()))
 
     def _centre(self) -> Centre:
         return Centre(self._state.params, self._state.shared)
-
-    def _new_side(self) -> PyTree:
-        return self.method.uplink.side.row(self._state.params)
 
     def _instruction(
         self,
@@ -345,50 +358,6 @@ class CompressedFedAvg(extra.FedAvg):
         seed, accepted = np.asarray(self.key).tobytes(), int(self._seats.accepted[client])
         given = (number, client, base, accepted, seed, digest, self._since)
         return Instruction(self._run, *given, node.to_bytes(8, "little"), parts)
-
-    def _sum_messages(
-        self, state: ServerState, rounds: list[Round]
-    ) -> tuple[ServerState, Total, dict[int, Taken]]:
-        """The sum of the messages, and what is kept of those that are part of it."""
-        total, centre = server.nothing(self.method, state.params), self._centre()
-        centre = centre._replace(params=state.params)
-        taken, held, now = {}, [], rounds[-1]
-        for round_, client in ((one, client) for one in rounds for client in sorted(one.heard)):
-            heard = round_.heard.pop(client)
-            total, accepted, side = self._add(round_, centre, total, client, heard)
-            if not accepted:
-                text = "its message decodes to NaN, Inf or larger elements than allowed"
-                round_.refuse(round_.nodes[client], "not finite", text)
-                continue
-            given = (heard.answer.loss, float(heard.weight), heard.metrics, side, round_.number)
-            taken[client] = Taken(*given)
-            if heard.fresh:
-                log.info("\t> client %d has begun with a new memory", client)
-            if not self.method.aggregate.streams:
-                held.append((client, heard.weight, heard.payload))
-        if held:
-            numbers, weights, payloads = jax.tree.map(lambda *rows: np.stack(rows), *held)
-            rows = np.searchsorted(now.cohort, numbers)
-            given = server.fill_table(now.cohort, self.clients, weights, rows, payloads)
-            state, total = server.combine(self.method, now.key, state, given)
-        return state, total, taken
-
-    def _add(
-        self, round_: Round, centre: Centre, total: Total, client: int, heard: Heard
-    ) -> tuple[Total, Array, PyTree]:
-        side = jax.tree.map(lambda x: x[0], self._sides.read(np.array([client])))
-        side = self._new_side() if heard.fresh else side
-        given = (jnp.float32(heard.weight), heard.payload, centre, side, self._largest)
-        return adding.add(self.method, round_.key, total, jnp.uint32(client), *given)
-
-    def _step(
-        self, round_: Round, state: ServerState, total: Total
-    ) -> tuple[ServerState, bytes | None]:
-        """The server after the round, and its message: None if it sends the whole parameters."""
-        moves = server.moves(self.method, total)
-        sums = server.weights_of(self.method, self.weights)
-        state, payload = server.step(self.method, round_.key, state, total, sums)
-        return state, adding.message(self.method, state, payload, moves)
 
     def _metrics(self, report: Report, taken: list[Taken]) -> Any:
         """The report, and beside it what the clients report."""

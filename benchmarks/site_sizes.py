@@ -1,0 +1,152 @@
+"""Rounds between three sites of models of 0.08, 5 and 19 million parameters, by parts.
+
+    python benchmarks/site_sizes.py
+
+The runs are those of `examples/sites.py`, over 50 ms and 20 Mbit/s each way, or down and 2 Mbit/s
+up. What sites and nodes say of their rounds gives the parts, and the peak of each process's memory
+is read every half second. The forecast is that of `jaxcomp plan --sites` for the steps as sites
+report them; the seconds in which nothing is sent or computed are those of the smallest model.
+Memory is what a process has more than with the smallest model, in parameters of four bytes.
+"""
+
+import json
+import pathlib
+import sys
+import tempfile
+from typing import Any
+
+import jax
+import numpy as np
+import reporting
+import site_rounds
+
+# isort: split
+import sites_network  # pyright: ignore[reportMissingImports]
+
+sys.path.append(str(sites_network.APP))
+from byte_sites.task import BATCH, CONTEXT, Task as ByteTask  # pyright: ignore[reportMissingImports]
+
+import jaxcomp
+from jaxcomp import federated
+from jaxcomp.planning import Network, plan_sites
+from jaxcomp.theory.site_rounds import TRIPS
+
+SIZES = {"0.08 million": (1, 64), "5 million": (6, 256), "19 million": (6, 512)}
+"""Layers and width."""
+LINKS = {
+    "20 Mbit/s": (20e6, 20e6),
+    "20 down, 2 up": (2e6, 20e6),
+}
+"""Bits a second, up and down."""
+SITES, STEPS, DELAY, SMALL = 3, 2, 0.025, "0.08 million"
+WEIGHT_OF = federated.tokens_squared_per_step
+COLUMNS = (
+    "model {size} | link {link} | MB up {up:.2f} | MB down {down:.2f} | a round, s {round_s:.1f} | "
+    "steps {steps_s:.1f} | message received {received_s:.1f} | sent {sent_s:.1f} | "
+    "rest of a site {rest_s:.1f} | server and waiting {server_s:.1f} | "
+    "forecast, s {forecast:.1f} | "
+    "÷ forecast {ratio:.2f} | server, models {server:.1f} | site, models {site:.1f} | "
+    "node, models {node:.1f}"
+)
+
+
+class Task(ByteTask):
+    """The example's, of which nobody asks the loss."""
+
+    def score(self, params: Any) -> float:
+        del params
+        return 0.0
+
+
+def _peak(pid: int | None) -> float:
+    """Bytes of a process's memory at its peak."""
+    try:
+        lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+        return 1024 * float(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
+    except (OSError, StopIteration):
+        return 0.0
+
+
+def run(size: str, link: str, rounds: int, folder: pathlib.Path) -> dict[str, Any]:
+    """A run; medians of its rounds but the first two, in which sites compile and get all."""
+    layers, width = SIZES[size]
+    peaks: dict[str, float] = {}
+
+    def happens(net: sites_network.Network, done: int) -> None:
+        del done
+        pids = {name: net.pid(name) for name in ("site0", "node0")} | {"server": net.server}
+        for name, pid in pids.items():
+            peaks[name] = max(peaks.get(name, 0.0), _peak(pid))
+
+    config = {"task": "site_sizes", "rounds": rounds, "steps": STEPS, "seed": 0, "quorum": SITES}
+    config |= {"layers": layers, "width": width, "deadline": 600.0}
+    relay = {"delay": DELAY, "rate": LINKS[link]}
+    site_rounds.trained(config, relay, happens, 3000, folder, sites=SITES)
+    text = (folder / "server" / "checkpoint" / "rounds.jsonl").read_text().splitlines()
+    lines = [line for line in map(json.loads, text) if line["kind"] == "round"][2:]
+    seconds = np.median(np.diff([line["time"] for line in lines]))
+    sent = np.median(np.diff([[line["up"], line["down"]] for line in lines], axis=0), axis=0)
+    steps = np.median([np.mean(line["accepted"]["seconds"]) for line in lines])
+    parts = site_rounds.parts_of(folder)
+    answered = parts["answered_s"]
+    return {
+        "round_s": float(seconds),
+        "up": float(sent[0]) / SITES / 1e6,
+        "down": float(sent[1]) / SITES / 1e6,
+        "steps_s": float(steps),
+        **parts,
+        "rest_s": answered - float(steps),
+        "server_s": float(seconds) - answered - parts["received_s"] - parts["sent_s"],
+        "peaks": peaks,
+    }
+
+
+def table_of(found: dict[str, Any]) -> reporting.Table:
+    """The table of all runs, with the forecast of each."""
+    small, rows = found[f"{SMALL}, 20 Mbit/s"], []
+    idle = small["round_s"] - small["steps_s"] - TRIPS * 2 * DELAY
+    idle -= (small["up"] + small["down"]) * 8 / 20
+    codec = jaxcomp.Link(jaxcomp.blockwise(bits=4), jaxcomp.Residual())
+    for name, one in found.items():
+        size, _, link = name.partition(", ")
+        like = jax.eval_shape(Task("diloco", 0, *SIZES[size], STEPS).params)
+        up, down = (Network(rate / 8, DELAY) for rate in LINKS[link])
+        step = one["steps_s"] / STEPS
+        ways = {"up": codec, "down": jaxcomp.qsgd_inf(bits=8), "upload": up}
+        plan = plan_sites(like, down, steps=STEPS, step=step, idle=max(idle, 0.0), **ways)
+        model = 4 * sum(leaf.size for leaf in jax.tree.leaves(like))
+        memory = {
+            name: (one["peaks"][key] - small["peaks"][key]) / model for name, key in _PEAKS.items()
+        }
+        more = {"forecast": plan.seconds, "ratio": one["round_s"] / plan.seconds, **memory}
+        rows.append({"size": size, "link": link, **one, **more})
+    title = f"Rounds of {STEPS} steps of {BATCH * CONTEXT} bytes between {SITES} sites"
+    return reporting.Table(title, COLUMNS, rows)
+
+
+_PEAKS = {"server": "server", "site": "site0", "node": "node0"}
+
+
+def main() -> None:
+    options = reporting.options(
+        __doc__,
+        reporting.RESULTS / "sites" / "sizes",
+        size=(SIZES, "some of them"),
+        link=(LINKS, "some of them"),
+        rounds=(6, "rounds of a run"),
+    )
+    file = options.out / "sizes.json"
+    found: dict[str, Any] = json.loads(file.read_text())["sizes"] if file.exists() else {}
+    for size in options.size:
+        for link in options.link:
+            if f"{size}, {link}" in found:
+                continue
+            with tempfile.TemporaryDirectory() as place:
+                found[f"{size}, {link}"] = run(size, link, options.rounds, pathlib.Path(place))
+            print(size, link, found[f"{size}, {link}"], flush=True)
+            reporting.keep(file, {"environment": reporting.environment(), "sizes": found})
+    reporting.show(table_of(found), {"sizes": found}, options.out / "sizes.md")
+
+
+if __name__ == "__main__":
+    main()
