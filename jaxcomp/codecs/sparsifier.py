@@ -21,7 +21,7 @@ from jaxcomp.sparsify import leaves
 from jaxcomp.sparsify.choices import Choice
 from jaxcomp.sparsify.competitors import Leaves, Parts, Row
 from jaxcomp.sparsify.indices import Bitmap, EliasFano, Indices
-from jaxcomp.sparsify.unjoined import UnjoinedLeaves, long_leaves, scatter
+from jaxcomp.sparsify.unjoined import UnjoinedLeaves, long_leaves
 from jaxcomp.types import Array, ArrayLike, Key, Weights
 
 _CHOICE = 0x53706172
@@ -188,7 +188,7 @@ class Sparsifier(Codec):
 
         def unjoined(key: Key, payload: SparsePayload) -> tuple[Array, ...]:
             entries = self._entries(key, payload, 1, segments.size, like.dtype, counted=False)
-            return scatter(*entries, self._rooms(segments.size), segments, long)
+            return UnjoinedLeaves(segments, long).scatter(*entries, self._rooms(segments.size))
 
         return platforms.choose(joined, unjoined, key, payload)
 

@@ -136,7 +136,14 @@ class Row(Parts):
 
 
 class Leaves(Parts):
-    """Each segment is a part."""
+    """Each segment is a part.
+
+    Args:
+        segments: of a row.
+    """
+
+    order: tuple[int, ...] | None = None
+    """The numbers of the parts in the order of `tops`, if it is another one."""
 
     def __init__(self, segments: Segments):
         self.segments, self.sizes = segments, segments.sizes
@@ -150,7 +157,7 @@ class Leaves(Parts):
         return self.segments.total(_fold_lanes(rows.astype(jnp.int32), _sum))
 
     def reach(self, x: Array, low: PerPart) -> Words:
-        return _compile_reach(self.segments)(x, low)
+        return compile_reach(self.segments)(x, low)
 
     def ones(self, hits: Words) -> PerPart:
         each = self.segments.width // bitmap.WORD
@@ -219,7 +226,7 @@ def _fold_lanes(lanes: Int32[Array, "n rows fan lanes"], reduce: Callable[..., A
 
 
 @functools.lru_cache(maxsize=256)
-def _compile_reach(segments: Segments) -> Callable[..., Array]:
+def compile_reach(segments: Segments) -> Callable[..., Array]:
     """One function of a program, however often it is used."""
 
     def separate(x: Array, low: Array) -> Array:

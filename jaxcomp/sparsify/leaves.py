@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Int32, Integer, UInt32
 
@@ -188,7 +189,8 @@ def _least_reached(x: Any, ks: tuple[int, ...], parts: Leaves) -> Int32[Array, "
     """
     tops, grouped, numbers = parts.tops(x, ks)
     found = selection.kth_largest(tops, _numbers(numbers, len(tops)), Leaves(grouped))
-    return found.astype(jnp.int32) << 16
+    found = found.astype(jnp.int32) << 16
+    return found if parts.order is None else found[:, np.argsort(parts.order)]
 
 
 def _numbers(numbers: Sequence[int], n: int) -> Int32[Array, "n segments"]:

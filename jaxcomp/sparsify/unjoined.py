@@ -8,7 +8,7 @@ its size to what is put together: a thirty-second of it, as the bits of a bitmap
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jaxcomp.backend import xla
 from jaxcomp.numerics.segments import Segments, change_width
 from jaxcomp.sparsify import bitmap
 from jaxcomp.sparsify.bitmap import Words
-from jaxcomp.sparsify.competitors import INF, Leaves, PerPart, size_bits
+from jaxcomp.sparsify.competitors import INF, Leaves, PerPart, compile_reach, size_bits
 from jaxcomp.types import Array
 
 LONG = 2**17
@@ -47,38 +47,34 @@ _COUNTED = 800
 as many: the number of elements above a threshold is then known to about 3 %.
 """
 
-_TILE = 1024
-"""Elements of a long leaf are in whole tiles, and a rest."""
-
 
 class Unjoined(NamedTuple):
-    """The elements of one bucket.
+    """The elements of one bucket, in an order in which the long leaves are first.
 
     Attributes:
         long: each long leaf, flat.
         short: `[1, size]`, the others one after another, each filled up with zeros to whole rows.
+        numbers: `int32[]` each, 0, 1 and so on, of which the compiler does not know the values.
+        rows: `int32[rows]`, for each row of the bucket its number in this order.
     """
 
     long: tuple[Array, ...]
     short: Array
+    numbers: tuple[Array, ...]
+    rows: Array
 
 
 def long_leaves(sizes: Sequence[int]) -> tuple[int, ...]:
     """The numbers of the leaves that are worth a program for their size, in order."""
-    total = {size: size * sizes.count(size) for size in set(sizes) if size >= LONG}
-    chosen = sorted(total, key=lambda size: (-total[size], size))[:_MOST_SIZES]
+    long = [size for size in sizes if size >= LONG and size % bitmap.WORD == 0]
+    chosen = sorted(set(long), key=lambda size: (-size * long.count(size), size))[:_MOST_SIZES]
     return tuple(number for number, size in enumerate(sizes) if size in chosen)
 
 
 @xla.compile_separately
-def _reach(part: Array, low: Array, number: Array) -> Array:
-    hits = size_bits(part) >= lax.dynamic_index_in_dim(low[0], number, keepdims=False)
-    return bitmap.of_words(hits[None])[0, : part.size // bitmap.WORD]
-
-
-@xla.compile_separately
-def _reach_each(x: Array, low: Array) -> Array:
-    return bitmap.of_words(size_bits(x) >= low)[0]
+def _reach(leaf: Array, low: Array, number: Array) -> Array:
+    words = size_bits(leaf).reshape(-1, bitmap.WORD) >= _entry(low, number)
+    return bitmap.of_words(words)[:, 0]
 
 
 @functools.lru_cache(maxsize=256)
@@ -94,75 +90,39 @@ def _tops(fan: int, step: int) -> Callable[[Array], Array]:
 
 
 # Jitted, so that a program has them once for each size of a leaf.
-@jax.jit
-def _take(leaf: Array, places: Array, begin: Array) -> Array:
-    return jnp.take(leaf, places - begin, mode="clip")
+@functools.partial(jax.jit, static_argnums=0)
+def _take(k: int, found: Array, leaf: Array, places: Array, slot: Array, begin: Array) -> Array:
+    own = lax.dynamic_slice(places, (slot,), (k,), allow_negative_indices=False)
+    part = jnp.take(leaf, own - begin, mode="clip")
+    return lax.dynamic_update_slice(found, part, (slot,), allow_negative_indices=False)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _fill(size: int, beyond: int, places: Array, values: Array, by: Array, zero: Array) -> Array:
-    # From a value that is not known: equal constants of several leaves would be one, and copied.
-    zeros = jnp.broadcast_to(zero, (size,))
-    return zeros.at[_shift(beyond, places, by)].add(
-        values, indices_are_sorted=True, unique_indices=True, mode="drop"
+def _fill(size: int, k: int, places: Array, values: Array, slot: Array, begin: Array) -> Array:
+    """A leaf; places beyond all leaves are beyond it, too."""
+    at, own = (
+        lax.dynamic_slice(x, (slot,), (k,), allow_negative_indices=False) for x in (places, values)
     )
+    # Equal constants of several leaves would be one, and copied.
+    zeros = jnp.broadcast_to(jnp.minimum(slot, 0).astype(values.dtype), (size,))
+    return zeros.at[at - begin].add(own, indices_are_sorted=True, unique_indices=True, mode="drop")
 
 
-def _shift(beyond: int, places: Array, by: Array) -> Array:
-    return jnp.where(places < beyond, places - by, places)
+def _place(
+    parts: Sequence[Array], begins: Sequence[int], size: int, numbers: Sequence[Array]
+) -> Array:
+    """Arrays at their places in one of this size, and zeros between them."""
+    whole = jnp.zeros(size, parts[0].dtype)
+    for part, number in zip(parts, numbers, strict=False):
+        at = (_entry(begins, number),)
+        whole = lax.dynamic_update_slice(whole, part, at, allow_negative_indices=False)
+    return whole
 
 
-def _runs(short: Sequence[int], starts: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Runs of neighbouring short leaves: the first, the last, and where the first one starts."""
-    found: list[tuple[int, int, int]] = []
-    for number, start in zip(short, starts, strict=True):
-        if found and found[-1][1] == number - 1:
-            found[-1] = (found[-1][0], number, found[-1][2])
-        else:
-            found.append((number, number, start))
-    return found
-
-
-def scatter(
-    places: Array, values: Array, slots: Segments, segments: Segments, long: Sequence[int]
-) -> tuple[Array, ...]:
-    """Leaves with values at these places, and zeros elsewhere.
-
-    Args:
-        places: `[1, slots]`, ascending in each segment; those beyond all segments are left out.
-        values: of the same shape.
-        slots: those of each segment.
-        segments: the leaves.
-        long: the numbers of the long ones.
-    """
-    short = tuple(number for number in range(segments.number) if number not in set(long))
-    joined = Segments(tuple(segments.sizes[number] for number in short), segments.width)
-
-    runs = [(number, number, 0) for number in long] + _runs(short, joined.starts)
-    begins = [slots.starts[first] for first, *_ in runs]
-    lengths = [slots.ends[last] - slots.starts[first] for first, last, _ in runs]
-    by = [segments.starts[first] - start for first, _, start in runs]
-    parts = list(
-        zip(
-            xla.cut(places[0], begins, lengths),
-            xla.cut(values[0], begins, lengths),
-            xla.hide(by, xla.zero_after(places)),
-            strict=True,
-        )
-    )
-    zeros = xla.hide((0,) * (len(long) + 1), xla.zero_after(places))
-    zeros = [zero.astype(values.dtype) for zero in zeros]
-    found = {
-        number: _fill(segments.sizes[number], segments.size, *part, zero)
-        for number, part, zero in zip(long, parts, zeros, strict=False)
-    }
-    if short:
-        each = [_shift(segments.size, at, start) for at, _, start in parts[len(long) :]]
-        own = [part for _, part, _ in parts[len(long) :]]
-        at, own = map(jnp.concatenate, (each, own))
-        whole = _fill(joined.size, segments.size, at, own, jnp.zeros((), at.dtype), zeros[-1])
-        found |= dict(zip(short, joined.cut(whole[None]), strict=True))
-    return tuple(found[number] for number in range(segments.number))
+def _entry(table: Any, number: Array) -> Array:
+    """An entry of a table that is a constant, so that leaves of a size share their kernels."""
+    table = jnp.asarray(table, jnp.int32)
+    return lax.dynamic_index_in_dim(table, number, keepdims=False, allow_negative_indices=False)
 
 
 class UnjoinedLeaves(Leaves):
@@ -177,35 +137,72 @@ class UnjoinedLeaves(Leaves):
         super().__init__(segments)
         self.long = tuple(long)
         self.short = tuple(n for n in range(segments.number) if n not in set(long))
-        self.joined = Segments(tuple(segments.sizes[n] for n in self.short), segments.width)
-        self._runs = _runs(self.short, self.joined.starts)
+        self.order = (*self.long, *self.short)
+        self._inner = Segments(tuple(segments.sizes[n] for n in self.order), segments.width)
+        self.joined = Segments(self._inner.sizes[len(long) :], segments.width)
         self._begins = [segments.starts[number] for number in self.long]
+        self._first = (*self._inner.starts, self._inner.size)[len(long)]
 
     def split(self, leaves: Sequence[Array]) -> Unjoined:
         """The elements of these leaves, which are flat."""
         short = [leaves[number] for number in self.short]
         joined = self.joined.join(short) if short else jnp.zeros((1, 0), leaves[0].dtype)
-        return Unjoined(tuple(leaves[number] for number in self.long), joined)
+        numbers, rows = self._order_of(leaves[self.long[0]])
+        return Unjoined(tuple(leaves[number] for number in self.long), joined, numbers, rows)
+
+    def _order_of(self, x: Array) -> tuple[tuple[Array, ...], Array]:
+        """The numbers and rows of an `Unjoined`."""
+        moved = np.zeros(self.segments.number, np.int32)
+        moved[list(self.order)] = self._inner.begins
+        moved = self.segments.per_row(jnp.asarray(moved - self.segments.begins)[None])[0]
+        row = lax.iota(jnp.int32, self.segments.rows) + moved
+        return xla.hide(range(len(self.long) + 1), xla.zero_after(x)), row
+
+    def scatter(self, places: Array, values: Array, slots: Segments) -> tuple[Array, ...]:
+        """Leaves with values at these places, and zeros elsewhere.
+
+        Args:
+            places: `[1, slots]`, ascending in each segment; those beyond all segments are left out.
+            values: of the same shape.
+            slots: those of each segment.
+        """
+        places, values = places[0], values[0]
+        numbers, rows = self._order_of(places)
+        starts = [slots.starts[n] for n in self.long]
+        found = {}
+        for n, number in zip(self.long, numbers, strict=False):
+            at = _entry(starts, number), _entry(self._begins, number)
+            found[n] = _fill(self.segments.sizes[n], slots.sizes[n], places, values, *at)
+        if self.short:
+            at = self._in_short(rows, places)
+            spare = self.joined.size + lax.iota(jnp.int32, slots.size)
+            at = jnp.where((at < 0) | (places >= self.segments.size), spare, at)
+            zeros = jnp.zeros(self.joined.size, values.dtype)
+            short = zeros.at[at].add(values, unique_indices=True, mode="drop")
+            found |= dict(zip(self.short, self.joined.cut(short[None]), strict=True))
+        return tuple(found[number] for number in range(self.segments.number))
+
+    def _in_short(self, rows: Array, places: Array) -> Array:
+        """Where elements of the bucket are among the short leaves; negative for long ones."""
+        width = self.segments.width
+        row = jnp.take(rows, places // width, mode="clip")
+        return row * width + places % width - self._first
 
     def reach(self, x: Unjoined, low: PerPart) -> Words:
-        words: list[tuple[int, Array]] = []
-        numbers = xla.hide(self.long, xla.zero_after(low))
-        for begin, leaf, number in zip(self._begins, x.long, numbers, strict=True):
-            whole = leaf.size // _TILE * _TILE
-            words.append((begin // bitmap.WORD, _reach(leaf[:whole], low, number)))
-            if whole < leaf.size:
-                rest = jnp.pad(leaf[whole:], (0, -leaf.size % bitmap.WORD))
-                words.append(((begin + whole) // bitmap.WORD, _reach(rest, low, number)))
+        each, n = self.segments.width // bitmap.WORD, len(self.long)
+        own = low[0, np.asarray(self.order)]
+        parts = [_reach(leaf, own, number) for leaf, number in zip(x.long, x.numbers, strict=False)]
         if self.short:
-            short = _reach_each(x.short, self.joined.per_element(low[:, np.asarray(self.short)]))
-            for first, last, start in self._runs:
-                begin, end = (
-                    place // bitmap.WORD
-                    for place in (self.segments.starts[first], self.segments.ends[last])
-                )
-                at = start // bitmap.WORD
-                words.append((begin, short[at : at + end - begin]))
-        return xla.place(words, bitmap.words(self.segments.size))[None]
+            short = compile_reach(self.joined)(x.short, own[None, n:])
+            parts.append(short[0, : self.joined.rows * each])
+        words = _place(
+            parts,
+            [begin * each for begin in self._inner.begins],
+            self._inner.rows * each,
+            x.numbers,
+        )
+        words = jnp.take(words.reshape(-1, each), x.rows, axis=0, mode="clip").reshape(1, -1)
+        return jnp.pad(words, ((0, 0), (0, bitmap.words(self.segments.size) - words.size)))
 
     def nonfinite(self, x: Unjoined) -> PerPart:
         words = self.reach(x, jnp.full((1, len(self.sizes)), INF, jnp.int32))
@@ -217,52 +214,36 @@ class UnjoinedLeaves(Leaves):
         return self.segments.largest(rows + 1) - 1
 
     def take(self, x: Unjoined, places: Array, slots: Segments) -> Array:
-        begins, ends, places = slots.starts, slots.ends, places[0]
-        lengths = [ends[number] - begins[number] for number in self.long]
-        own = xla.cut(places, [begins[number] for number in self.long], lengths)
-        # Constants would be kernels of their own: see `xla.cut`.
-        starts = xla.hide(self._begins, xla.zero_after(places))
-        found = [
-            (begins[number], _take(leaf, some, start))
-            for number, leaf, some, start in zip(self.long, x.long, own, starts, strict=True)
-        ]
-        moved = [
-            places[begins[first] : ends[last]] - (self.segments.starts[first] - start)
-            for first, last, start in self._runs
-        ]
-        if moved:
-            short, at = jnp.take(x.short[0], jnp.concatenate(moved), mode="clip"), 0
-            for (first, *_), part in zip(self._runs, moved, strict=True):
-                found.append((begins[first], short[at : at + part.size]))
-                at += part.size
-        return xla.place(found, slots.size)[None]
+        places = places[0]
+        starts = [slots.starts[n] for n in self.long]
+        if self.short:
+            found = jnp.take(x.short[0], self._in_short(x.rows, places), mode="clip")
+        else:
+            found = jnp.zeros(slots.size, x.short.dtype)
+        for n, leaf, number in zip(self.long, x.long, x.numbers, strict=False):
+            at = _entry(starts, number), _entry(self._begins, number)
+            found = _take(slots.sizes[n], found, leaf, places, *at)
+        return found[None]
 
     def tops(
         self, x: Unjoined, ks: tuple[int, ...]
     ) -> tuple[Int16[Array, "n groups"], Segments, tuple[int, ...]]:
-        sizes, numbers = list(self.segments.sizes), list(ks)
-        short, own = jnp.zeros((1, 0), jnp.int16), Segments((), _TOPS_ROW)
-        if self.short:
-            few = tuple(ks[number] for number in self.short)
-            short, narrow, few = Leaves(self.joined).tops(x.short, few)
-            own = Segments(narrow.sizes, _TOPS_ROW)
-            short = change_width(short, narrow, own)
-            for number, size, k in zip(self.short, own.sizes, few, strict=True):
-                sizes[number], numbers[number] = size, k
-        tops = []
-        for number, leaf in zip(self.long, x.long, strict=True):
-            k = ks[number]
+        tops, sizes, numbers = [], [], []
+        for n, leaf in zip(self.long, x.long, strict=True):
+            k = ks[n]
             fan = 1 << min(8, max(0, math.floor(math.log2(leaf.size / (_GROUPS * k)))))
             step = max(step for step in (1, 2, 4, 8) if step == 1 or k > _COUNTED * (step - 1))
             tops.append(_tops(fan, step)(leaf))
-            sizes[number] = tops[-1].size
-            numbers[number] = max(1, round(_MORE * k * fan * tops[-1].size / leaf.size))
+            sizes.append(tops[-1].size)
+            numbers.append(max(1, round(_MORE * k * fan * tops[-1].size / leaf.size)))
+        if self.short:
+            few = tuple(ks[n] for n in self.short)
+            short, narrow, few = Leaves(self.joined).tops(x.short, few)
+            own = Segments(narrow.sizes, _TOPS_ROW)
+            tops.append(change_width(short, narrow, own)[0])
+            sizes, numbers = [*sizes, *own.sizes], [*numbers, *few]
         found = Segments(tuple(sizes), _TOPS_ROW)
-        placed = [(found.starts[number], own) for number, own in zip(self.long, tops, strict=True)]
-        for first, last, start in _runs(self.short, own.starts):
-            begin, end = found.starts[first], found.ends[last]
-            placed.append((begin, short[0, start : start + end - begin]))
-        return xla.place(placed, found.size)[None], found, tuple(numbers)
+        return _place(tops, found.starts, found.size, x.numbers)[None], found, tuple(numbers)
 
 
 class Sample(UnjoinedLeaves):

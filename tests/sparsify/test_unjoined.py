@@ -17,7 +17,7 @@ from jaxcomp.sparsify import unjoined
 
 LONG = unjoined.LONG
 SHAPES = (
-    *((7,), (LONG // 64, 64), (300, 5), (LONG + 1000,), (1,), (129,), (2 * LONG - 5,)),
+    *((7,), (LONG // 64, 64), (300, 5), (LONG + 992,), (1,), (129,), (2 * LONG - 32,), (LONG + 5,)),
     *((LONG - 1,), (4097,)),
 )
 CODECS = {
