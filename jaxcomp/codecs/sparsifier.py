@@ -199,9 +199,10 @@ class Sparsifier(Codec):
         first = key.first * jnp.uint32(number_of)
         start, _ = noise.seeds(noise.fold(key.own, _CHOICE), first, n * number_of)
         start = start.reshape(n, number_of)
-        places, number, state = self.choice.choose(x, start, state, parts)
-        own = places if number is None else leaves.slots(places, number, slots)
-        values = parts.take(x, own.astype(jnp.int32), slots)
+        places, number, state, values = self.choice.choose(x, start, state, parts)
+        if values is None:
+            own = places if number is None else leaves.slots(places, number, slots)
+            values = parts.take(x, own.astype(jnp.int32), slots)
         if number is not None:
             values = jnp.where(slots.real(number), values, 0)
             slot = lax.broadcasted_iota(jnp.int32, places.shape, 1)

@@ -27,6 +27,9 @@ _PADDING = 1 / 256
 _MOST_ROWS = 2**15
 """The most rows of a segment, so that sums of 15-bit numbers fit a word."""
 
+_MOST_COMPARED = 2**24
+"""Comparisons of rows with segments that a CPU makes as fast as it adds up the rows."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
@@ -154,6 +157,9 @@ class Segments:
         """The segment of each row: counted in the program, since a table would be part of it."""
         # The barrier keeps the compiler from folding the table to a constant, which takes seconds.
         begins = lax.optimization_barrier(jnp.asarray(self.begins[1:], jnp.int32))
+        if self.rows * self.number <= _MOST_COMPARED:  # One kernel, where a running sum is several.
+            row = lax.iota(jnp.int32, self.rows)[:, None]
+            return lax.optimization_barrier(jnp.sum(row >= begins, axis=1, dtype=jnp.int32))
         marks = jnp.zeros(self.rows, jnp.int32).at[begins].add(1, indices_are_sorted=True)
         return jnp.cumsum(marks, dtype=jnp.int32)
 

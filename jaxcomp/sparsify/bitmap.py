@@ -5,6 +5,8 @@ elements: one pass over the elements makes it, and all further work is on the wo
 chosen elements.
 """
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -109,8 +111,13 @@ def places(bitmap: Words, k: int, kept: Kept) -> Int32[Array, "n k"]:
         >>> places(of(jnp.array([[False, True, True]])), 2, from_first(1))
         Array([[1, 2]], dtype=int32)
     """
+    return _compile_places(k)(bitmap, *kept)
+
+
+@functools.lru_cache(maxsize=256)
+def _compile_places(k: int) -> Callable[..., Array]:
     # Compile it separately: fused with its consumers, each would compute the positions again.
-    return xla.compile_separately(lambda bitmap, *kept: _places(bitmap, k, *kept))(bitmap, *kept)
+    return xla.compile_separately(lambda bitmap, *kept: _places(bitmap, k, *kept))
 
 
 def _places(bitmap: Array, k: int, base: Array, gap: Array, skip: Array) -> Int32[Array, "n k"]:

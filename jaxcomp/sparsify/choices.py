@@ -32,11 +32,13 @@ class Chosen(NamedTuple):
             of all parts mean nothing.
         number: how many of each part were found, or None where the room is always filled.
         state: of the rule, for the next step.
+        values: the elements at these places, or None where the rule did not read them.
     """
 
     places: UInt32[Array, "n room"]
     number: PerPart | None
     state: Any
+    values: Array | None = None
 
 
 class Choice(Interface, abstract=True):
@@ -107,7 +109,8 @@ class Largest(Choice):
 
     def choose(self, x: Any, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
         del start
-        return Chosen(_largest(x, self._rooms(parts), parts), None, state)
+        places, values = _largest(x, self._rooms(parts), parts)
+        return Chosen(places, None, state, values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,8 +215,7 @@ class Sampled(Choice):
         kept = jnp.where(many, jnp.asarray(ks, jnp.int32), number)
 
         def exactly(x: Any) -> Array:
-            found = leaves.top_k(x, ks, parts, low) if isinstance(parts, Leaves) else None
-            largest = _largest(x, ks, parts) if found is None else found
+            largest, _ = _largest(x, ks, parts, low)
             largest = change_width(largest, exact, slots)
             found = leaves.slots(places, number, slots)
             found = jnp.where(slots.per_element(many), largest, found)
@@ -293,7 +295,10 @@ def as_many_as_fit(
     return places, number[:, None]
 
 
-def _largest(x: Any, ks: tuple[int, ...], parts: Parts) -> UInt32[Array, "n k"]:
+def _largest(
+    x: Any, ks: tuple[int, ...], parts: Parts, low: PerPart | None = None
+) -> tuple[UInt32[Array, "n k"], Array | None]:
+    """Their places, and the elements if they were read; see `leaves.top_k`."""
     if isinstance(parts, Leaves):
-        return leaves.top_k(x, ks, parts)
-    return selection.top_k(x, ks[0])
+        return leaves.top_k(x, ks, parts, low)
+    return selection.top_k(x, ks[0]), None

@@ -23,8 +23,9 @@ _WIDTHS = (512, 128, 32)
 
 def top_k(
     x: Any, ks: tuple[int, ...], parts: Leaves, low: PerPart | None = None
-) -> UInt32[Array, "n k"]:
-    """Places of the `k` largest `|x|` of each segment, ascending; ties go to the lower place.
+) -> tuple[UInt32[Array, "n k"], Array]:
+    """Places of the `k` largest `|x|` of each segment, ascending, and these elements; ties go to
+    the lower place.
 
     Among few candidates, the `k`-th largest is found digit by digit.
 
@@ -41,7 +42,10 @@ def top_k(
         bitmap.of(found.sizes >= last), bitmap.of(found.sizes > last), k, own
     )
     chosen = bitmap.places(chosen, sum(ks), bitmap.from_first(len(k)))
-    return jnp.take_along_axis(found.places, chosen, axis=1).astype(jnp.uint32)
+    places, values = (
+        jnp.take_along_axis(each, chosen, axis=1) for each in (found.places, found.values)
+    )
+    return places.astype(jnp.uint32), values
 
 
 class _Candidates(NamedTuple):
@@ -49,11 +53,13 @@ class _Candidates(NamedTuple):
 
     Attributes:
         places: ascending, in the slots of each segment.
+        values: the elements.
         sizes: `size_bits`, -1 in slots that are not used.
         slots: those of each segment.
     """
 
     places: Int32[Array, "n slots"]
+    values: Array
     sizes: Int32[Array, "n slots"]
     slots: Segments
 
@@ -76,8 +82,9 @@ def _candidates(
     )
     number = parts.ones(hits)
     places = slots(bitmap.places(hits, sum(rooms), bitmap.from_first(len(k))), number, own)
-    sizes = jnp.where(own.real(number), size_bits(parts.take(x, places, own)), -1)
-    return _Candidates(places, sizes, own)
+    values = parts.take(x, places, own)
+    sizes = jnp.where(own.real(number), size_bits(values), -1)
+    return _Candidates(places, values, sizes, own)
 
 
 def as_many_as_fit(

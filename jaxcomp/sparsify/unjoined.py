@@ -8,7 +8,7 @@ its size to what is put together: a thirty-second of it, as the bits of a bitmap
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from jaxcomp.sparsify.bitmap import Words
 from jaxcomp.sparsify.competitors import INF, Leaves, PerPart, compile_reach, size_bits
 from jaxcomp.types import Array
 
-LONG = 2**17
+LONG = 2**18
 """Elements of the shortest leaf that is read where it lies."""
 
 _MOST_SIZES = 8
@@ -89,40 +89,58 @@ def _tops(fan: int, step: int) -> Callable[[Array], Array]:
     return xla.compile_separately(separate)
 
 
-# Jitted, so that a program has them once for each size of a leaf.
+# Jitted, so that a program has them once for each size of a leaf: places are entries of tables.
 @functools.partial(jax.jit, static_argnums=0)
-def _take(k: int, found: Array, leaf: Array, places: Array, slot: Array, begin: Array) -> Array:
-    own = lax.dynamic_slice(places, (slot,), (k,), allow_negative_indices=False)
-    part = jnp.take(leaf, own - begin, mode="clip")
-    return lax.dynamic_update_slice(found, part, (slot,), allow_negative_indices=False)
+def _take(
+    k: int, found: Array, leaf: Array, places: Array, slots: Array, begins: Array, number: Array
+) -> Array:
+    slot, begin = _entry(slots, number), _entry(begins, number)
+    part = jnp.take(leaf, _cut(places, slot, k) - begin, mode="clip")
+    return _put(found, part, slot)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _fill(size: int, k: int, places: Array, values: Array, slot: Array, begin: Array) -> Array:
+def _fill(
+    size: int, k: int, places: Array, values: Array, slots: Array, begins: Array, number: Array
+) -> Array:
     """A leaf; places beyond all leaves are beyond it, too."""
-    at, own = (
-        lax.dynamic_slice(x, (slot,), (k,), allow_negative_indices=False) for x in (places, values)
-    )
+    slot, begin = _entry(slots, number), _entry(begins, number)
+    at, own = (_cut(x, slot, k) for x in (places, values))
     # Equal constants of several leaves would be one, and copied.
-    zeros = jnp.broadcast_to(jnp.minimum(slot, 0).astype(values.dtype), (size,))
+    zeros = jnp.broadcast_to(jnp.minimum(number, 0).astype(values.dtype), (size,))
     return zeros.at[at - begin].add(own, indices_are_sorted=True, unique_indices=True, mode="drop")
 
 
-def _place(
+@jax.jit
+def _place(whole: Array, part: Array, begins: Array, number: Array) -> Array:
+    return _put(whole, part, _entry(begins, number))
+
+
+def _join(
     parts: Sequence[Array], begins: Sequence[int], size: int, numbers: Sequence[Array]
 ) -> Array:
     """Arrays at their places in one of this size, and zeros between them."""
-    whole = jnp.zeros(size, parts[0].dtype)
+    whole, table = jnp.zeros(size, parts[0].dtype), _table(begins)
     for part, number in zip(parts, numbers, strict=False):
-        at = (_entry(begins, number),)
-        whole = lax.dynamic_update_slice(whole, part, at, allow_negative_indices=False)
+        whole = _place(whole, part, table, number)
     return whole
 
 
-def _entry(table: Any, number: Array) -> Array:
-    """An entry of a table that is a constant, so that leaves of a size share their kernels."""
-    table = jnp.asarray(table, jnp.int32)
+# With indices that are not negative, which halves the operations.
+def _entry(table: Array, number: Array) -> Array:
     return lax.dynamic_index_in_dim(table, number, keepdims=False, allow_negative_indices=False)
+
+
+def _cut(x: Array, begin: Array, length: int) -> Array:
+    return lax.dynamic_slice(x, (begin,), (length,), allow_negative_indices=False)
+
+
+def _put(whole: Array, part: Array, begin: Array) -> Array:
+    return lax.dynamic_update_slice(whole, part, (begin,), allow_negative_indices=False)
+
+
+def _table(numbers: Sequence[int]) -> Array:
+    return jnp.asarray(numbers, jnp.int32)
 
 
 class UnjoinedLeaves(Leaves):
@@ -140,7 +158,6 @@ class UnjoinedLeaves(Leaves):
         self.order = (*self.long, *self.short)
         self._inner = Segments(tuple(segments.sizes[n] for n in self.order), segments.width)
         self.joined = Segments(self._inner.sizes[len(long) :], segments.width)
-        self._begins = [segments.starts[number] for number in self.long]
         self._first = (*self._inner.starts, self._inner.size)[len(long)]
 
     def split(self, leaves: Sequence[Array]) -> Unjoined:
@@ -153,7 +170,7 @@ class UnjoinedLeaves(Leaves):
     def _order_of(self, x: Array) -> tuple[tuple[Array, ...], Array]:
         """The numbers and rows of an `Unjoined`."""
         moved = np.zeros(self.segments.number, np.int32)
-        moved[list(self.order)] = self._inner.begins
+        moved[[*self.long, *self.short]] = self._inner.begins
         moved = self.segments.per_row(jnp.asarray(moved - self.segments.begins)[None])[0]
         row = lax.iota(jnp.int32, self.segments.rows) + moved
         return xla.hide(range(len(self.long) + 1), xla.zero_after(x)), row
@@ -168,11 +185,11 @@ class UnjoinedLeaves(Leaves):
         """
         places, values = places[0], values[0]
         numbers, rows = self._order_of(places)
-        starts = [slots.starts[n] for n in self.long]
+        tables = self._tables(slots)
         found = {}
         for n, number in zip(self.long, numbers, strict=False):
-            at = _entry(starts, number), _entry(self._begins, number)
-            found[n] = _fill(self.segments.sizes[n], slots.sizes[n], places, values, *at)
+            sizes = self.segments.sizes[n], slots.sizes[n]
+            found[n] = _fill(*sizes, places, values, *tables, number)
         if self.short:
             at = self._in_short(rows, places)
             spare = self.joined.size + lax.iota(jnp.int32, slots.size)
@@ -181,6 +198,11 @@ class UnjoinedLeaves(Leaves):
             short = zeros.at[at].add(values, unique_indices=True, mode="drop")
             found |= dict(zip(self.short, self.joined.cut(short[None]), strict=True))
         return tuple(found[number] for number in range(self.segments.number))
+
+    def _tables(self, slots: Segments) -> tuple[Array, Array]:
+        """The first slot and the first element of each long leaf."""
+        slot, begin = ([each.starts[n] for n in self.long] for each in (slots, self.segments))
+        return _table(slot), _table(begin)
 
     def _in_short(self, rows: Array, places: Array) -> Array:
         """Where elements of the bucket are among the short leaves; negative for long ones."""
@@ -195,7 +217,7 @@ class UnjoinedLeaves(Leaves):
         if self.short:
             short = compile_reach(self.joined)(x.short, own[None, n:])
             parts.append(short[0, : self.joined.rows * each])
-        words = _place(
+        words = _join(
             parts,
             [begin * each for begin in self._inner.begins],
             self._inner.rows * each,
@@ -214,15 +236,13 @@ class UnjoinedLeaves(Leaves):
         return self.segments.largest(rows + 1) - 1
 
     def take(self, x: Unjoined, places: Array, slots: Segments) -> Array:
-        places = places[0]
-        starts = [slots.starts[n] for n in self.long]
+        places, tables = places[0], self._tables(slots)
         if self.short:
             found = jnp.take(x.short[0], self._in_short(x.rows, places), mode="clip")
         else:
             found = jnp.zeros(slots.size, x.short.dtype)
         for n, leaf, number in zip(self.long, x.long, x.numbers, strict=False):
-            at = _entry(starts, number), _entry(self._begins, number)
-            found = _take(slots.sizes[n], found, leaf, places, *at)
+            found = _take(slots.sizes[n], found, leaf, places, *tables, number)
         return found[None]
 
     def tops(
@@ -243,7 +263,7 @@ class UnjoinedLeaves(Leaves):
             tops.append(change_width(short, narrow, own)[0])
             sizes, numbers = [*sizes, *own.sizes], [*numbers, *few]
         found = Segments(tuple(sizes), _TOPS_ROW)
-        return _place(tops, found.starts, found.size, x.numbers)[None], found, tuple(numbers)
+        return _join(tops, found.starts, found.size, x.numbers)[None], found, tuple(numbers)
 
 
 class Sample(UnjoinedLeaves):

@@ -109,7 +109,7 @@ def test_the_bytes_are_those_of_joined_leaves(name, law):
 def test_long_leaves_of_further_sizes_are_joined_and_sampled(monkeypatch):
     """The third of them would be read where it lies, but has one size too many."""
     monkeypatch.setattr(unjoined, "_MOST_SIZES", 1)
-    shapes = ((2 * LONG + 9,), (300, 5), (2 * LONG - 5,), (2 * LONG + 9,))
+    shapes = ((LONG + 32,), (300, 5), (LONG,), (LONG + 32,))
     assert unjoined.long_leaves([math.prod(shape) for shape in shapes]) == (0, 3)
     codec = jaxcomp.dgc(0.021)  # No other test has traced it with more sizes.
     for law in (gaussian, few, spoilt):
@@ -141,14 +141,15 @@ def test_vmap_gives_the_bytes_of_each_tree():
 
 @pytest.mark.parametrize("name", ["top_k", "dgc"])
 def test_no_memory_holds_all_leaves(name):
-    tree = tree_of(gaussian)
-    codec, whole = CODECS[name], sum(leaf.nbytes for leaf in tree)
-    payload = jaxcomp.encode(codec, 5, tree)
+    shapes = ((8 * LONG,),) * 4 + ((300, 5),)
+    tree = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    codec, whole = CODECS[name], sum(4 * leaf.size for leaf in tree)
+    payload = jax.eval_shape(lambda tree: jaxcomp.encode(codec, 5, tree), tree)
     encode = jax.jit(lambda tree: jaxcomp.encode(codec, 5, tree)).lower(tree)
     decode = jax.jit(lambda payload: jaxcomp.decode(codec, 5, payload, tree)).lower(payload)
     for lowered in (encode, decode):
         analysed: Any = lowered.compile().memory_analysis()
-        assert analysed.temp_size_in_bytes < whole
+        assert analysed.temp_size_in_bytes < whole / 3
 
 
 def test_other_platforms_join_all_leaves():
@@ -162,8 +163,8 @@ def test_other_platforms_join_all_leaves():
 
 def test_few_sizes_are_read_where_they_lie():
     """Each is several kernels, which take long to compile."""
-    sizes = [LONG + number for number in range(20)] + [LONG + 3, 10]
+    sizes = [LONG + 32 * number for number in range(20)] + [LONG + 96, 10]
     found = unjoined.long_leaves(sizes)
     assert len(found) == 9
     assert {3, 20} < set(found)
-    assert unjoined.long_leaves([LONG - 1, 5]) == ()
+    assert unjoined.long_leaves([LONG - 32, LONG + 1]) == ()
