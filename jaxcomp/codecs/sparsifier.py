@@ -21,7 +21,7 @@ from jaxcomp.sparsify import leaves
 from jaxcomp.sparsify.choices import Choice
 from jaxcomp.sparsify.competitors import Leaves, Parts, Row
 from jaxcomp.sparsify.indices import Bitmap, EliasFano, Indices
-from jaxcomp.sparsify.unjoined import UnjoinedLeaves, long_leaves
+from jaxcomp.sparsify.unjoined import LONG, UnjoinedLeaves, long_leaves
 from jaxcomp.types import Array, ArrayLike, Key, Weights
 
 _CHOICE = 0x53706172
@@ -159,9 +159,12 @@ class Sparsifier(Codec):
         long = long_leaves(sizes)
         if 2 * sum(sizes[number] for number in long) <= sum(sizes):
             return None
-        given = self.segments, long
-        encode, decode = self._encode_leaves, self._decode_leaves
-        return functools.partial(encode, *given), functools.partial(decode, *given)
+        # Decoding holds less memory beside the joined leaves, so more of them can be joined.
+        longest = [number for number in long if sizes[number] >= 2 * LONG] or long
+        return (
+            functools.partial(self._encode_leaves, self.segments, long),
+            functools.partial(self._decode_leaves, self.segments, longest),
+        )
 
     def _encode_leaves(
         self, segments: Segments, long: Sequence[int], key: Key, flat: Any, count: Any, state: Any
