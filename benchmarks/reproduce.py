@@ -1,4 +1,4 @@
-"""Measures a published claim, prints the numbers and the verdict, and writes docs/reproductions.md.
+"""Measures a published claim, prints the numbers and the verdict, and writes pages.
 
     python benchmarks/reproduce.py --list
     python benchmarks/reproduce.py --claim qsgd-variance
@@ -20,10 +20,10 @@ import sys
 import time
 
 import reporting
-from claims import page, registry
-from claims.claim import Claim, Judged
+from claims import details, page, registry
+from claims.claim import HOLDS, WHYS, Claim, Judged
 
-PAGE = reporting.HERE.parent / "docs" / "reproductions.md"
+DOCS = reporting.HERE.parent / "docs"
 
 
 def parse() -> argparse.Namespace:
@@ -32,7 +32,7 @@ def parse() -> argparse.Namespace:
     what.add_argument("--claim", nargs="+", metavar="NAME", help="measure these claims")
     what.add_argument("--all", action="store_true", help="measure all claims, each in a process")
     what.add_argument("--list", action="store_true", help="list the claims and their verdicts")
-    what.add_argument("--page", action="store_true", help=f"write {PAGE.name} of docs")
+    what.add_argument("--page", action="store_true", help="write the pages of docs")
     folder = "of new results (default: that of the committed ones, which are overwritten)"
     parser.add_argument("--out", type=pathlib.Path, default=reporting.RESULTS, help=folder)
     parser.add_argument("--json", action="store_true", help="print all measured numbers")
@@ -99,7 +99,8 @@ def show(claim: Claim, number: str, verdict: str) -> None:
     print(f"setting: {claim.setting}")
     if claim.tried:
         print(f"ours: {number}")
-    print(f"verdict: {verdict}" + (f". {claim.note}" if claim.note else ""))
+    why = f" ({WHYS[claim.why]})" if claim.why and verdict != HOLDS else ""
+    print(f"verdict: {verdict}{why}" + (f". {claim.note}" if claim.note else ""))
     if claim.results:
         commands = "\n  ".join(claim.command.splitlines())
         print(f"this claim reads {claim.results.replace(' ', ' and ')}, measured by\n  {commands}")
@@ -135,8 +136,10 @@ def main() -> None:
     if options.list:
         listing().print()
     elif options.page:
-        PAGE.write_text(page.text())
-        print(f"written to {PAGE}")
+        for name, text in details.texts().items():
+            (DOCS / name).parent.mkdir(exist_ok=True)
+            (DOCS / name).write_text(text)
+            print(f"written to {DOCS / name}")
     elif options.all:
         sys.exit(min(1, every(options.out)))
     for name in options.claim or ():

@@ -63,6 +63,7 @@ def cases() -> dict[str, dict[str, Make]]:
     return {
         "fully sharded": {
             "dense": fsdp(None, None),
+            "8-bit weights, 8-bit gradients": fsdp(EIGHT, EIGHT),
             "8-bit weights, 4-bit gradients": fsdp(EIGHT, FOUR),
             "8-bit weights, 4-bit eden gradients": fsdp(EIGHT, EDEN),
             "8-bit weights, dense gradients": fsdp(EIGHT, IDENTITY),
@@ -77,6 +78,8 @@ def cases() -> dict[str, dict[str, Make]]:
             "dense up, 4-bit down, Residual": zero(IDENTITY, FOUR, residual),
             "LoCo": zero(jaxcomp.Link(BLOCKS, EIGHT_BIT_MEMORY), jaxcomp.blockwise(8), residual),
             "LoCo without memory": zero(BLOCKS, jaxcomp.blockwise(8), residual),
+            "LoCo up, dense down": zero(jaxcomp.Link(BLOCKS, EIGHT_BIT_MEMORY), IDENTITY, none),
+            "LoCo up without memory, dense down": zero(BLOCKS, IDENTITY, none),
         },
         "tensor parallel": {
             "dense": tensor(None),
@@ -109,6 +112,8 @@ def runs(options: Any) -> Iterator[dict[str, Any]]:
         rate = optax.warmup_cosine_decay_schedule(0.0, task.rate, steps // 10, steps)
         for kind in options.ways:
             for codecs, make in cases()[kind].items():
+                if codecs not in options.codecs:
+                    continue
                 way = make(task, optax.adam(rate))
                 for seed in range(options.seeds):
                     found = {"task": name, "way": kind, "codecs": codecs, "seed": seed}
@@ -186,22 +191,29 @@ def main() -> None:
         seeds=(5, "runs of each"),
         tasks=(TASKS, "some of them"),
         ways=(cases(), "some of them"),
-        update=(False, "keep the other tasks and ways of the file"),
+        codecs=(dict.fromkeys(name for way in cases().values() for name in way), "some of them"),
+        update=(False, "keep the other tasks, ways and codecs of the file"),
     )
     path = options.out / "sharded.md"
     kept = options.update and path.with_suffix(".json").exists()
     old = reporting.read(path.with_suffix(".json"))["runs"] if kept else []
-    again = [(name, kind) for name in options.tasks for kind in options.ways]
-    found = [run for run in old if (run["task"], run["way"]) not in again]
+    started = reporting.now()
+    found = [
+        run
+        for run in old
+        if run["task"] not in options.tasks
+        or run["way"] not in options.ways
+        or run["codecs"] not in options.codecs
+    ]
     for run in track(runs(options), description="runs"):
         found.append(run)
         print(run, flush=True)
-    order = list(cases()), list(TASKS)
-    found.sort(key=lambda run: (order[0].index(run["way"]), order[1].index(run["task"])))
+    order = [(way, task, codecs) for way in cases() for task in TASKS for codecs in cases()[way]]
+    found.sort(key=lambda run: order.index((run["way"], run["task"], run["codecs"])))
     text = (__doc__ or "").split("\n\n")[2].rstrip()
     title = f"Sharded training against dense, {ways.WORKERS} workers"
     table = reporting.Table(title, COLUMNS, summary(found))
-    reporting.show(table, {"runs": found}, path, before=text)
+    reporting.show(table, {"measured": started, "runs": found}, path, before=text)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,8 @@ class Network:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            # Memory that a process gives back is the system's again: arrays come and go each round.
+            "MALLOC_MMAP_THRESHOLD_": "65536",
             "JAX_PLATFORMS": "cpu",
             # Processes share a few cores; each computes on one of them.
             "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",

@@ -15,7 +15,7 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from jaxcomp_site.courier import ask
-from jaxcomp_site.packing import packed, unpacked
+from jaxcomp_site.packing import pieces, unpacked
 
 app = ClientApp()
 
@@ -30,5 +30,5 @@ def train(message: Any, context: Any) -> Any:
             f"'site=\"/var/lib/site\"', got {dict(context.node_config)}"
         )
     return Message(
-        content=unpacked(ask(pathlib.Path(folder), packed(message.content))), reply_to=message
+        content=unpacked(ask(pathlib.Path(folder), list(pieces(message.content)))), reply_to=message
     )

@@ -17,7 +17,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from jaxcomp_files import durable
 
@@ -44,7 +44,9 @@ class SiteError(RuntimeError):
     """The site's process could not do what a message asks for."""
 
 
-def ask(folder: pathlib.Path, content: bytes, patience: float = PATIENCE) -> bytes:
+def ask(
+    folder: pathlib.Path, content: bytes | Sequence[bytes], patience: float = PATIENCE
+) -> bytes:
     """The answer of the site's process.
 
     A process that ends while it works is asked again when it is back: it answers the same message
@@ -52,7 +54,7 @@ def ask(folder: pathlib.Path, content: bytes, patience: float = PATIENCE) -> byt
 
     Args:
         folder: the site's folder.
-        content: the message.
+        content: the message, whole or in parts.
         patience: the seconds for which a process may be away, or be there and give no sign of life.
 
     Raises:
@@ -226,9 +228,11 @@ def _greet(line: socket.socket, key: bytes, own: bytes, other: bytes, seconds: f
         raise ConnectionError("it does not know the secret")
 
 
-def _send(line: socket.socket, content: bytes) -> None:
-    line.sendall(_LENGTH.pack(len(content)))
-    line.sendall(content)
+def _send(line: socket.socket, content: bytes | Sequence[bytes]) -> None:
+    parts = [content] if isinstance(content, bytes) else content
+    line.sendall(_LENGTH.pack(sum(map(len, parts))))
+    for part in parts:
+        line.sendall(part)
 
 
 def _receive(line: socket.socket) -> bytes:

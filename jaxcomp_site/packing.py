@@ -1,7 +1,9 @@
 """Flower's records as bytes, for a file or for another process of this machine."""
 
+import itertools
 import json
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
@@ -9,19 +11,25 @@ _LENGTH = struct.Struct("<Q")
 
 def packed(records: Any) -> bytes:
     """A `RecordDict` as bytes."""
+    return b"".join(pieces(records))
+
+
+def pieces(records: Any) -> Iterator[bytes]:
+    """The bytes of a `RecordDict`, in parts: an array may have `pieces` of its own."""
     described, arrays, end = {}, [], 0
     for name, record in records.items():
         items = {}
         for key, value in record.items():
             if hasattr(value, "stype"):  # One of Flower's arrays.
-                begin, end = end, end + len(value.data)
+                whole = not hasattr(value, "pieces")
+                begin, end = end, end + (len(value.data) if whole else value.shape[0])
                 items[key] = [value.dtype, list(value.shape), value.stype, begin, end]
-                arrays.append(value.data)
+                arrays.append([value.data] if whole else value.pieces())
             else:
                 items[key] = _as_json(value)
         described[name] = [type(record).__name__, items]
     text = json.dumps([described, end]).encode()
-    return b"".join([_LENGTH.pack(len(text)), text, *arrays])
+    return itertools.chain([_LENGTH.pack(len(text)), text], *arrays)
 
 
 def unpacked(data: bytes) -> Any:

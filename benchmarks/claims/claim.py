@@ -1,17 +1,40 @@
 """A published claim, how it is tried here, and what decides its verdict."""
 
 import dataclasses
-import datetime
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-HOLDS, PART, FAILS, CANNOT = VERDICTS = (
+HOLDS, PART, UNDECIDED, FAILS, CANNOT = VERDICTS = (
     "holds",
     "holds in part",
+    "undecided",
     "does not hold here",
     "cannot be tried here",
 )
+
+WHYS = {
+    "premise": "a premise of the paper is absent here",
+    "size": "our run is too small, too short or too noisy",
+    "tuning": "our settings are not the best ones",
+    "false": "the claim is false in our setting",
+    "ours": "a part of the method is not built, or weak",
+}
+"""Why a claim is below "holds": one word of these for each."""
+
+
+class Change(NamedTuple):
+    """A criterion, program or setting that was replaced.
+
+    Attributes:
+        commit: the last one that had the former.
+        verdict: of that commit, on the result that it has, or on the present one.
+        words: the change, in a sentence or two.
+    """
+
+    commit: str
+    verdict: str
+    words: str
 
 
 class Judged(NamedTuple):
@@ -33,36 +56,6 @@ class Judged(NamedTuple):
 Judge = Callable[[dict[str, Any]], Judged | tuple[str, str]]
 """From measured numbers to what they say."""
 
-PAIRED = "2026-11-26T20:40:00"
-"""When the criteria of paired seeds were committed, before the trainings on MNIST."""
-
-INSIDE = "2026-11-26T22:57:00"
-"""When the criteria of claims inside their papers' assumptions were committed."""
-
-RATES_FIXED = "2026-11-26T23:33:00"
-"""When the criteria of federated rates were committed."""
-
-NETWORKS_FIXED = "2026-11-27T00:08:00"
-"""When the criterion of CD-Adam on networks was committed."""
-
-LARGER_FIXED = "2026-11-27T02:42:00"
-"""When the criteria of larger matrices, long warm-ups and trained starts were committed."""
-
-ENDS_FIXED = "2026-11-27T02:52:00"
-"""When the criteria of deeper networks, delays and side information were committed."""
-
-SEEDS_FIXED = "2026-11-27T02:46:00"
-"""When the criteria of traffic, memory and GenQSGD's bound were committed."""
-
-DELAYS_FIXED = "2026-11-27T06:32:00"
-"""When the criterion of gossip behind a delay was committed."""
-
-PATCHES_FIXED = "2026-11-28T03:54:00"
-"""When the criteria of patches of weights were committed."""
-
-VISIBLE_FIXED = "2026-11-28T15:25:00"
-"""When the criterion of visible changes between sites was committed."""
-
 LONGEST = 120
 """Characters of a cell of the page's tables."""
 
@@ -83,10 +76,12 @@ class Claim:
         setting: ours, in one sentence.
         criterion: what the numbers must be for "holds", in at most `LONGEST` characters: the rule
             of `judge` in words.
-        fixed: when criterion and judge were committed, in UTC as "2026-11-26T20:00:00", if they
-            were before the measurement; empty if they were written beside it.
+        fixed: a commit older than the measurement that has the criterion, the judge, the program
+            and its settings, but for what `changed` says; empty if there is none.
+        changed: what was replaced since `fixed`, or since the measurement.
         former: how the setting of the committed result differs, where `run` has another one that
             was not measured yet.
+        why: the word of `WHYS` for a verdict below "holds"; empty above.
         judge: a pure function of the results' numbers: the key "numbers" of what `run` returns, or
             the whole file of `results`.
         run: measures and returns {"numbers": plain data}; shows its progress with rich.
@@ -104,7 +99,9 @@ class Claim:
     setting: str
     judge: Judge
     criterion: str = ""
+    why: str = ""
     fixed: str = ""
+    changed: tuple[Change, ...] = ()
     former: str = ""
     run: Callable[[], dict[str, Any]] | None = None
     minutes: float = 1
@@ -126,10 +123,17 @@ class Claim:
                 f"`criterion` of {self.name} must have at most {LONGEST} characters, got "
                 f"{len(self.criterion)}"
             )
+        if self.why and self.why not in WHYS:
+            raise ValueError(
+                f"`why` of {self.name} must be one of {', '.join(WHYS)}, got {self.why!r}"
+            )
         if self.fixed and self.former:
             raise ValueError(f"{self.name} must have `fixed` or `former`, got both")
-        if self.fixed:
-            datetime.datetime.fromisoformat(self.fixed)
+        for commit in (*[self.fixed] * bool(self.fixed), *(one.commit for one in self.changed)):
+            if not re.fullmatch(r"[0-9a-f]{8}", commit):
+                raise ValueError(
+                    f"commits of {self.name} must have 8 hexadecimal digits, got {commit!r}"
+                )
         if not self.tried and not self.note:
             raise ValueError(f"`note` of {self.name} must say why it cannot be tried")
 
@@ -161,6 +165,6 @@ def untried(numbers: dict[str, Any]) -> Judged:
     return Judged("–", CANNOT)
 
 
-def decide(holds: bool, part: bool = False) -> str:
-    """The verdict of a measured claim."""
-    return HOLDS if holds else PART if part else FAILS
+def decide(holds: bool, part: bool = False, undecided: bool = False) -> str:
+    """The verdict of a measured claim: `undecided` if intervals contain their bounds."""
+    return HOLDS if holds else PART if part else UNDECIDED if undecided else FAILS

@@ -92,6 +92,7 @@ CLAIMS = (
         judge=_nonuniform,
         criterion="a smaller bound than QSGD's at d = 8,192; on six laws, error below QSGD's, at "
         "most 1.05 times QSGDinf's",
+        why="false",
         results=CODECS,
         command=CODECS_COMMAND,
         note="Errors of messages, not a training. QSGDinf has the smaller error where no element "
@@ -118,6 +119,7 @@ CLAIMS = (
         setting="A million normal numbers, 1 % of the elements.",
         judge=_fast,
         criterion="at least 10,000 times fewer bits than float32",
+        why="premise",
         results=CODECS,
         command=CODECS_COMMAND,
         note="Fewer elements: the row `fastsgd-ratio`.",
@@ -133,6 +135,7 @@ CLAIMS = (
         judge=_zero_one,
         criterion="without local steps and with them, error at most twice 1-bit Adam's, and "
         "fewer bits",
+        why="premise",
         results="convergence/methods.json",
         command="python benchmarks/methods.py",
         note="Local steps move each worker towards its own optimum, and these have nothing in "

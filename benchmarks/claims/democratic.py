@@ -16,7 +16,7 @@ from sklearn import datasets
 
 import jaxcomp
 from claims import descent
-from claims.claim import INSIDE, Claim, Judged, decide
+from claims.claim import PART, Change, Claim, Judged, decide
 from claims.descent import Oracle, least, within
 from jaxcomp import algorithms, codecs
 from jaxcomp.testing import problems
@@ -337,6 +337,7 @@ CLAIMS = (
         judge=_thresholds_judged,
         criterion="democratic thresholds at most 1 bit apart; at d = 512 those of both codes "
         "below the scalar one's",
+        why="false",
         run=_thresholds,
         minutes=4,
         note="The scalar quantiser needs more bits in more dimensions where the gradient has heavy "
@@ -373,6 +374,7 @@ CLAIMS = (
         judge=_sparsifiers_judged,
         criterion="error alone more than 1.2 times that embedded, for each of four "
         "sparsifiers on both vectors",
+        why="premise",
         run=_sparsifiers,
         minutes=0.5,
         note="Outside its assumptions: here the whole vector is embedded, and then sparsified, "
@@ -391,7 +393,9 @@ CLAIMS = (
         judge=_values_judged,
         criterion="error alone more than 1.2 times that embedded, for both codes, both kinds of "
         "kept values, bits and vectors",
-        fixed=INSIDE,
+        why="false",
+        fixed="814d4410",
+        changed=(Change("814d4410", PART, "Names in the program; no setting."),),
         run=_values,
         minutes=0.3,
         note="The order of the authors; the row `democratic-sparsifiers` embeds first.",

@@ -120,6 +120,7 @@ CLAIMS = (
         judge=_qsgd_judged,
         criterion=f"on 2 and 4 processes and all three links ≥ {FASTER} times faster than dense "
         "and torch DDP",
+        why="premise",
         results="network/train.json",
         command="sudo .venv/bin/python benchmarks/network/run.py --only train torch-train",
         note="Levels are of the maximum, as in the paper's experiments. Unshaped links are those "
@@ -138,6 +139,7 @@ CLAIMS = (
         judge=_sidco_judged,
         criterion="on one of four links 41.7 times faster than dense, 7.6 than lax.top_k, 1.9 than "
         "DGC",
+        why="false",
         run=_sidco,
         minutes=0.2,
         note="A computation from measured parts, and for steps, not for time to accuracy. Decoding "

@@ -129,6 +129,7 @@ CLAIMS = (
         judge=_gradients_left_out,
         criterion="medians: accuracy on digits at most 0.5 points below dense, bits a byte at "
         "most 1 % above",
+        why="size",
         run=_sparse,
         minutes=30,
         note="One test digit is 0.2 points. 600 and 800 steps are few for 0.1 %. The row "
@@ -144,9 +145,10 @@ CLAIMS = (
         judge=_one_bit,
         criterion="medians: bits a byte at most 1 % above dense Adam's, accuracy on digits at "
         "most 0.5 points below",
+        why="size",
         run=_adams,
         minutes=6,
         note="Equal rates and a transformer; the row `one-bit-adam` has tuned rates and the count "
-        "of bits, on a GRU.",
+        "of bits, on a CNN.",
     ),
 )

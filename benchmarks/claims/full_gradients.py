@@ -90,6 +90,7 @@ CLAIMS = (
         setting=SETTING,
         judge=_near,
         criterion="squared errors of all four methods below 1e-10 after 10,000 steps",
+        why="premise",
         results=METHODS,
         command=COMMAND,
         note="Outside its assumptions, which the row `residuals-same-data` has. Workers that "

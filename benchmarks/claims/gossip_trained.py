@@ -14,7 +14,7 @@ from rich.progress import track
 
 import jaxcomp
 from claims import scores
-from claims.claim import PAIRED, Claim, Judged, decide
+from claims.claim import Claim, Judged, decide
 from claims.descent import least, within
 from jaxcomp import algorithms
 
@@ -192,7 +192,8 @@ CLAIMS = (
         "each, on a seed of its own, the mean model of all workers, five seeds.",
         judge=_against_diloco,
         criterion="NoLoCo better than DiLoCo, each at its best outer rate and momentum",
-        fixed=PAIRED,
+        why="size",
+        fixed="815592a4",
         run=_noloco,
         minutes=9,
         note="The paper's models have 125 million parameters and more, and hundreds of workers.",

@@ -143,6 +143,7 @@ CLAIMS = (
         "common signal σ_X².",
         judge=_saved,
         criterion="over 10 % of the bits saved at each of the noises 0.1, 1 and 10",
+        why="premise",
         run=_signs,
         minutes=0.1,
         note="It needs workers that agree: nothing is left to gain where noise is ten times the "

@@ -10,7 +10,8 @@ import optax
 
 import jaxcomp
 from claims import networks, scores
-from claims.claim import PAIRED, Claim, Judged, decide
+from claims.claim import FAILS, PART, Change, Claim, Judged, decide
+from claims.descent import least
 from claims.networks import Plan, Rate, everywhere, mean
 
 IMAGES = 32_768
@@ -61,8 +62,9 @@ def _judged(numbers: dict[str, Any]) -> Judged:
         return scores.equal(numbers, f"{name} ×16, dense", "SGD ×1, dense")
 
     names = ("LARS", "LAMB")
-    kept_by = [name for name in names if kept(name)]
+    lost = not kept("SGD")
     better = [scores.better(numbers, f"{n} ×16, dense", "SGD ×16, dense") for n in names]
+    margin = max(scores.as_good(numbers, f"{n} ×16, dense", "SGD ×1, dense") for n in names)
     compressed = [
         scores.equal(numbers, f"{name} ×{times}, 4 bits", f"{name} ×{times}, dense")
         for name in OPTIMIZERS
@@ -70,8 +72,12 @@ def _judged(numbers: dict[str, Any]) -> Judged:
     ]
     told = [f"{name} ×{times}, dense" for name in OPTIMIZERS for times in (1, 16)]
     words = ", ".join(scores.told(numbers, name) for name in told)
+    for name in OPTIMIZERS:
+        difference = scores.paired(numbers, f"{name} ×16, dense", "SGD ×1, dense")
+        words += f"; {name} ×16 over SGD ×1 {scores.words(difference)}"
     words += f"; four bits as good in {sum(compressed)} of {len(compressed)} cases"
-    return Judged(words, decide(bool(kept_by) and all(compressed), any(better)))
+    holds = lost and any(map(kept, names))
+    return Judged(words, decide(holds, lost and any(better)), least(margin))
 
 
 CLAIMS = (
@@ -86,13 +92,26 @@ CLAIMS = (
         "512 (1,024 and 64 steps), four workers, dense and 4-bit QSGDinf, the best of five "
         "rates for each optimizer and batch, twenty seeds.",
         judge=_judged,
-        criterion="LARS or LAMB ×16 as good as SGD ×1, both dense; four bits as good as "
-        "dense in all 6 cases",
-        fixed=PAIRED,
+        criterion="dense: LARS or LAMB ×16 as good as SGD ×1, and SGD ×16 not",
+        why="size",
+        fixed="88e61ce7",
+        changed=(
+            Change(
+                "bb7dfe7b",
+                PART,
+                "It asked for four bits as good as dense in six cases too, which no paper claims.",
+            ),
+            Change(
+                "88e61ce7",
+                FAILS,
+                "A first run had its best rates at edges of the grids of SGD and LARS; the grids "
+                "were moved, not the rule.",
+            ),
+        ),
         run=_train,
         minutes=5,
-        note="It holds if one of the two keeps the accuracy of the small batch, and in part if one "
-        "is better than SGD. Trust ratios are those of the decompressed mean. A first run had its "
-        "best rates at edges of the grids of SGD and LARS; the grids were moved, not the rule.",
+        note="It holds in part if SGD loses and one of the two is better. Whether LAMB keeps the "
+        "accuracy is undecided: its interval contains the margin. Trust ratios are those of the "
+        "decompressed mean.",
     ),
 )

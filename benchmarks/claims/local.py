@@ -219,6 +219,7 @@ CLAIMS = (
         "to 1.95 times at 10 Gbit/s.",
         setting="None: it needs a cluster of GPUs on both networks.",
         judge=untried,
+        why="premise",
         note="The published numbers follow from (1 + ρ)/(1 + ρ/p) with rounds of p = 8 steps, for "
         "a ratio ρ of communication to computation of 0.16 to 0.32 and of 0.56 to 1.26: the slow "
         "network cost 3.5 to 4 times as much, not ten. At 100 Mbit/s with four processes ADPSGD "
@@ -236,6 +237,7 @@ CLAIMS = (
         "synchronous steps to the end; both with dense means.",
         judge=_generalises,
         criterion="median test accuracy above that of the best synchronous seed",
+        why="premise",
         run=_post_local,
         minutes=1,
         note="Batches are small here (128 images for all workers), so large-batch training has no "
@@ -251,6 +253,7 @@ CLAIMS = (
         judge=_diloco,
         criterion="the same score with at least 50 times fewer bytes, in at most 10 % "
         "more steps (medians)",
+        why="premise",
         results=NETWORK,
         command=f"{NETWORK_COMMAND} dense 'DiLoCo, 4-bit two shots'",
         note="A short training from random parameters: the paper starts from a pretrained model.",
@@ -265,6 +268,7 @@ CLAIMS = (
         judge=_streaming,
         criterion="the same score with at least 100 times fewer bytes, in at most 10 % "
         "more steps (medians)",
+        why="premise",
         results=NETWORK,
         command=f"{NETWORK_COMMAND} dense 'streaming DiLoCo, 4-bit'",
         note="The score is the same, the number of steps is not.",
@@ -278,6 +282,7 @@ CLAIMS = (
         "(`jaxcomp.Overlapped`), with and without 0.2 s of idle time in a step.",
         judge=_hidden,
         criterion="at least 95 % of an exchange hidden where the steps keep all cores busy",
+        why="premise",
         results=OVERLAP,
         command=f"{_RUN} overlap",
         note="What an exchange computes takes its time from the steps where the CPU itself trains. "
@@ -309,6 +314,7 @@ CLAIMS = (
         setting=f"{BYTES} 128 of 8,192 elements.",
         judge=_sparse,
         criterion="median loss below that of the best seed of dense DiLoCo, rates of both tuned",
+        why="false",
         results=LOCAL,
         command=LOCAL_COMMAND,
         note="Both have the best of the same pairs of rates; SparseLoCo, which has no outer "

@@ -30,7 +30,7 @@ import byte_lm_model  # pyright: ignore[reportMissingImports]
 
 AXIS = "workers"
 AT_ONCE, SEEDS = 5, 20
-TUNING = SEEDS  # The seed that chooses the rate.
+TUNING = SEEDS  # The first seed that chooses the rate.
 VALIDATION, TEST = 400, 1000  # Images that choose the rate, and that are scored.
 SYMBOLS, EMBEDDED, HIDDEN, CONTEXT = 128, 48, 80, 16
 
@@ -249,6 +249,7 @@ class Plan(NamedTuple):
         probe: numbers of each step, from the state, the centre and the worker's parameters.
         ledger: numbers of the final state, of all workers.
         seeds: that are scored, a multiple of five.
+        tuning: seeds that choose the rate by their mean loss; none of them is scored.
     """
 
     steps: int
@@ -259,6 +260,7 @@ class Plan(NamedTuple):
     probe: Any = lambda state, centre, own: {}
     ledger: Any = lambda state: {}
     seeds: int = SEEDS
+    tuning: int = 1
 
 
 def runner(method: Method, task: Task, plan: Plan) -> Callable[[Any, Any, Any], Any]:
@@ -312,8 +314,10 @@ def train(method: Method, task: Task, plan: Plan) -> dict[str, Any]:
         raise ValueError(f"`rates` must be {AT_ONCE}, as many as run at once, got {plan.rates}")
     start, run = time.perf_counter(), runner(method, task, plan)
     rates = jnp.asarray(plan.rates, jnp.float32)
-    tuned = run(rates, jnp.full(AT_ONCE, TUNING), task.data)["choice"]
-    losses = np.nan_to_num(np.asarray(tuned, np.float64), nan=1e9, posinf=1e9)
+    tuned = [
+        run(rates, jnp.full(AT_ONCE, TUNING + at), task.data)["choice"] for at in range(plan.tuning)
+    ]
+    losses = np.nan_to_num(np.mean(np.asarray(tuned, np.float64), 0), nan=1e9, posinf=1e9)
     best = int(np.argmin(losses))
     parts = [
         run(jnp.full(AT_ONCE, rates[best]), first + jnp.arange(AT_ONCE), task.data)

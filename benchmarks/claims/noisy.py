@@ -11,7 +11,7 @@ from convergence import everywhere
 
 import jaxcomp
 from claims import descent
-from claims.claim import Claim, Judged, decide
+from claims.claim import PART, Change, Claim, Judged, decide
 from claims.descent import Make, Oracle, Runs, least, method, plain, within
 from jaxcomp import algorithms, codecs
 from jaxcomp.testing import problems
@@ -322,6 +322,7 @@ CLAIMS = (
         judge=_neolithic_judged,
         criterion="error both ways at most that of one way after 1,000 and after 10,000 "
         "steps on all three losses",
+        why="tuning",
         results="convergence/methods.json",
         command="python benchmarks/methods.py",
         note="On least squares NEOLITHIC stops in a neighbourhood, since workers disagree; before "
@@ -358,6 +359,11 @@ CLAIMS = (
         judge=_bounds_judged,
         criterion="NEOLITHIC at most 10 times the bound, and no compressed method below a tenth "
         "of it",
+        changed=(
+            Change(
+                "28204314", PART, "The same limits, but one loss could not show more than a part."
+            ),
+        ),
         run=_bounds,
         minutes=2,
         note="The bound is for the worst loss, and up to constants: one loss can refute it, not "

@@ -1,34 +1,39 @@
 """The page docs/reproductions.md, from the claims and the committed results."""
 
 import pathlib
+import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
 import reporting
 
-from claims import registry, scores
-from claims.claim import CANNOT, HOLDS, LONGEST, VERDICTS, Claim, Judged
+from claims import papers, registry, scores
+from claims.claim import CANNOT, HOLDS, VERDICTS, WHYS, Claim, Judged
 
 INTRODUCTION = """\
 # Reproductions
 
-Each method of the library was published with a claim. This page says for each claim if it holds
-here, with our number and the command that measures it. `python benchmarks/reproduce.py --page`
-writes this page from the claims in [`benchmarks/claims`](../benchmarks/claims) and from the
-committed results.
+Each method of the library was published with a claim. This page says for each claim, by its
+[paper](#by-paper) and its [method](#by-method), if it holds here, and with which command it was
+measured. The link of a claim leads to our number, the criterion, the setting and the result.
+`python benchmarks/reproduce.py --page` writes these pages from the claims in
+[`benchmarks/claims`](../benchmarks/claims) and from the committed results.
 
 **Verdicts.** A claim *holds* if its criterion is met in our setting. It *holds in part* if a part
 of it is, or if it needs a condition that the paper does not name. It *does not hold here* if we
 measured the opposite or no effect: our models are small, so this does not refute a paper. It
 *cannot be tried here* if it needs data, models or devices that do not come with the library; the
-row says which.
+row says which. It is *undecided* if nothing of it is shown, and the 95 % interval contains the
+criterion's bound: more seeds may decide.
+
+{whys}
 
 **Criteria.** The criterion is the rule by which a program computes the verdict from the committed
-numbers; nobody writes a verdict by hand. "before" says that criterion and program were committed
-before the measurement, and a test compares the two dates; "beside" that they were written together,
-as all were until November 2026.
+numbers; nobody writes a verdict by hand. "before" says that criterion, program and settings were
+committed before the measurement; a test compares that commit with the code and with the result.
+"changed" says that one of them was replaced afterwards: the details say which, and the verdict by
+the former one, which a test computes from the history. "beside" says that they were written with
+the measurement or after it, as all were until November 2026.
 
 **Rules.** Each result names the versions and the device that it was measured with. Unless a row
 says otherwise, a number of random training is the median over at least five seeds, with the range
@@ -48,9 +53,9 @@ claims, and `make reproduce ARGS=--all` measures all that have a measurement of 
 """
 
 PICTURE = """\
-![For each family, a dot for each claim: its number over its criterion](reproductions.png)
+![For each family, a mark for each claim: its number over its criterion](reproductions.png)
 
-Each dot is a claim: right of the line, the measured number meets the criterion, and by how many
+Each mark is a claim: right of the line, the measured number meets the criterion, and by how many
 times. Criteria without a number are at the left edge.
 """
 
@@ -99,19 +104,27 @@ def text(results: pathlib.Path = reporting.RESULTS) -> str:
     counts = Counter(one.verdict for one in found.values())
     total = ", ".join(f"{counts[verdict]} *{verdict}*" for verdict in VERDICTS)
     margins = " or ".join(f"{margin:g} {unit}" for unit, margin in scores.MARGINS.items())
-    parts = [INTRODUCTION.format(margins=margins)]
+    parts = [INTRODUCTION.format(margins=margins, whys=_whys(found))]
     parts += [f"**All {len(found)} claims:** {total}.\n", PICTURE]
     if later:
         names_ = ", ".join(f"`{name}`" for name in later)
         parts.append(f"Not measured yet, and without a row: {names_}.\n")
+    parts.append(_by_paper([claim for _, claims in families for claim in claims], found))
     parts.append(_without(found))
     parts.append(_by_method([claim for _, claims in families for claim in claims], found))
-    for heading, claims in families:
-        parts.append(_table(heading, claims, found))
-    for heading, claims in families:
-        parts.append(f"## Details: {heading}\n")
-        parts.extend(_details(claim, found[claim.name], results) for claim in claims)
     return "\n".join(parts)
+
+
+def reasons(found: dict[str, Judged]) -> Counter[str]:
+    """How many of the rows below "holds" have each word of `WHYS`."""
+    every = registry.every()
+    return Counter(every[name].why for name, one in found.items() if one.verdict != HOLDS)
+
+
+def _whys(found: dict[str, Judged]) -> str:
+    counts = reasons(found)
+    told = ", ".join(f"*{word}* ({means}; {counts[word]} rows)" for word, means in WHYS.items())
+    return textwrap.fill(f"**Why.** Each row below *holds* says why in one word: {told}.", 100)
 
 
 def failing(found: dict[str, Judged]) -> list[str]:
@@ -136,6 +149,50 @@ def _without(found: dict[str, Judged]) -> str:
     return "\n".join(["## Systems without a claim that holds", "", *wrapped, ""])
 
 
+def fixed(claim: Claim) -> str:
+    """When the criterion was written."""
+    if not claim.tried:
+        return "–"
+    return "changed" if claim.changed else "before" if claim.fixed else "beside"
+
+
+def verdict(claim: Claim, one: Judged) -> str:
+    return one.verdict + (f": {claim.why}" if one.verdict != HOLDS else "")
+
+
+def _by_paper(claims: list[Claim], found: dict[str, Judged]) -> str:
+    """A table of all claims, in the order of their papers' names."""
+    pages, done, last = registry.page_of(), set(), ""
+    rows = sorted(((paper, c) for c in claims for paper in papers.papers(c)), key=_by_name)
+    lines = [
+        "| paper | claim | verdict | criterion | command | minutes |",
+        "|---|---|---|---|---|---:|",
+    ]
+    for paper, claim in rows:
+        anchor = "" if claim.name in done else f'<a id="{claim.name}"></a>'
+        done.add(claim.name)
+        link = f"{anchor}[{claim.name}](reproductions/{pages[claim.name]}.md#{claim.name})"
+        cells = (paper if paper != last else "", link, verdict(claim, found[claim.name]))
+        lines.append(f"| {' | '.join((*cells, fixed(claim), *_run(claim)))} |")
+        last = paper
+    return "\n".join(["## By paper", "", *lines, ""])
+
+
+def _by_name(row: tuple[str, Claim]) -> tuple[str, str]:
+    return row[0].lower(), row[1].name
+
+
+def _run(claim: Claim) -> tuple[str, str]:
+    """The command of a claim's result in short, and its minutes where they are known."""
+    if not claim.tried:
+        return "–", "–"
+    own = re.fullmatch(r"make reproduce CLAIM=(\S+)", command(claim))
+    if own:
+        return f"`{command(claim)}`", f"{registry.every()[own[1]].minutes:g}"
+    programs = re.findall(r"(?:benchmarks|examples)/[\w/]+\.py", command(claim))
+    return ", ".join(f"`{name}`" for name in dict.fromkeys(programs)), "–"
+
+
 def _by_method(claims: list[Claim], found: dict[str, Judged]) -> str:
     """A line for each method: its claims with their verdicts."""
     rows: dict[str, list[str]] = {}
@@ -148,92 +205,3 @@ def _by_method(claims: list[Claim], found: dict[str, Judged]) -> str:
         for name in sorted(rows, key=lambda name: name.strip("`").lower())
     ]
     return "\n".join(["## By method", "", *lines, ""])
-
-
-def _table(heading: str, claims: tuple[Claim, ...], found: dict[str, Judged]) -> str:
-    rows = []
-    for claim in claims:
-        one = found[claim.name]
-        fixed = "before" if claim.fixed else "beside"
-        cells = (
-            f"[{claim.name}](#{claim.name})",
-            names(claim),
-            _cell(one.words),
-            _cell(claim.criterion or "–"),
-            fixed if claim.tried else "–",
-            one.verdict,
-        )
-        rows.append(f"| {' | '.join(cells)} |")
-    head = [
-        "| claim | methods | our number | criterion | fixed | verdict |",
-        "|---|---|---|---|---|---|",
-    ]
-    return "\n".join([f"## {heading}", "", *head, *rows, ""])
-
-
-def _cell(words: str) -> str:
-    """At most so many characters; the details have all."""
-    return textwrap.shorten(words, LONGEST, placeholder=" …").replace("|", "\\|")
-
-
-def _details(claim: Claim, one: Judged, results: pathlib.Path) -> str:
-    lines = [
-        f"**Claim.** {claim.claim} ({claim.source})",
-        f"**Methods.** {names(claim)}.",
-        f"**Setting.** {claim.setting}",
-        f"**Verdict: {one.verdict}.** Measured: {one.words}."
-        if claim.tried
-        else f"**Verdict: {one.verdict}.**",
-    ]
-    if claim.former:
-        lines.append(
-            f"**The committed result is of a former setting:** {claim.former}. The one above is "
-            "not measured yet."
-        )
-    if claim.criterion:
-        when = f"fixed at {claim.fixed} UTC, before the measurement" if claim.fixed else "beside it"
-        margin = "" if one.margin is None else f" Number over criterion: {one.margin:.3g}."
-        lines.append(f"**Criterion.** {claim.criterion} ({when}).{margin}")
-    if claim.note:
-        lines.append(f"**Note.** {claim.note}")
-    if claim.tried:
-        files = ", ".join(f"[`{name}`](../benchmarks/results/{name})" for name in claim.files)
-        minutes = f", about {claim.minutes:g} min" if claim.run else ""
-        ways = ", then ".join(f"`{each}`" for each in command(claim).splitlines())
-        lines.append(f"**Command.** {ways}{minutes}; result: {files}.")
-    wrapped = [
-        textwrap.fill(line, 118, break_long_words=False, break_on_hyphens=False) for line in lines
-    ]
-    for name in claim.files if claim.tried else ():
-        wrapped += map(_compared, _comparisons(reporting.read(results / name)))
-    return "\n\n".join([f"### {claim.name}", *wrapped, ""])
-
-
-def _comparisons(found: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """What `networks.compare` returned, wherever it is in a result, with its place."""
-    if not isinstance(found, dict):
-        return
-    if {"better", "unit", "methods"} <= set(found):
-        yield path, found
-        return
-    for name, one in found.items():
-        yield from _comparisons(one, name if name != "numbers" else path)
-
-
-def _compared(given: tuple[str, Any]) -> str:
-    """A table of the grids, the edges and the paired differences."""
-    place, found = given
-    rows = {name: row for name, row in found["methods"].items() if "score" in row}
-    first = next(iter(rows))
-    lines = [
-        f"| {place or 'method'} | seeds | rate | of the grid | better than {first} by |",
-        "|---|---:|---:|---|---:|",
-    ]
-    for name, row in rows.items():
-        grid = list(row.get("grid", {}))
-        edge = ", at its edge" if row.get("edge") else ""
-        of = f"{grid[0]} to {grid[-1]}{edge}" if grid else "–"
-        rate = f"{row['rate']:g}" if "rate" in row else "–"
-        by = scores.words(scores.paired(found, name, first)) if name != first else "–"
-        lines.append(f"| {name} | {len(row['score'])} | {rate} | {of} | {by} |")
-    return "\n".join(lines)

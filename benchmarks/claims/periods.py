@@ -10,7 +10,7 @@ import optax
 
 import jaxcomp
 from claims import networks, scores
-from claims.claim import PAIRED, Claim, Judged, decide
+from claims.claim import PART, Change, Claim, Judged, decide
 from claims.descent import least
 from claims.networks import AXIS, Method, Plan, Rate
 from jaxcomp import algorithms
@@ -146,7 +146,13 @@ CLAIMS = (
         "larger number of exchanges (20 to 27 % more).",
         judge=_adpsgd_judged,
         criterion="from 4 and from 8, better than the constant period of as many exchanges",
-        fixed=PAIRED,
+        why="size",
+        fixed="833c7706",
+        changed=(
+            Change(
+                "833c7706", PART, "The program's rounds have a name that others use; no setting."
+            ),
+        ),
         run=_train,
         minutes=6,
     ),
@@ -159,7 +165,8 @@ CLAIMS = (
         setting=f"{_SETTING}; rounds of 4, 8 and 16 steps.",
         judge=lambda found: _early_judged(found["numbers"]),
         criterion="front-loaded better than rounds of 8, and than back-loaded",
-        fixed=PAIRED,
+        why="false",
+        fixed="833c7706",
         results="reproductions/adpsgd-training.json",
         command="make reproduce CLAIM=adpsgd-training",
     ),

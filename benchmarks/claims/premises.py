@@ -11,7 +11,7 @@ from rich.progress import track
 
 import jaxcomp
 from claims import descent
-from claims.claim import INSIDE, Claim, Judged, decide
+from claims.claim import HOLDS, Change, Claim, Judged, decide
 from claims.descent import Oracle, least, method, plain, within
 from claims.signs import pooled
 from jaxcomp import algorithms, codecs
@@ -253,7 +253,7 @@ CLAIMS = (
         judge=_one_worker_judged,
         criterion="example: error < 1e-6 with feedback, > 0.99 at every rate without; least "
         "squares: squared gradient ≤ 1.5 times SGD's",
-        fixed=INSIDE,
+        fixed="814d4410",
         run=_one_worker,
         minutes=1,
         note="From the start of the example no point with the same x₁ + x₂ is nearer to the "
@@ -268,7 +268,15 @@ CLAIMS = (
         f"{EXACT_STEPS:,} steps of the lengths of `residuals-with-full-gradients`.",
         judge=_alike_judged,
         criterion=f"squared errors of all four methods below 1e-10 after {EXACT_STEPS:,} steps",
-        fixed=INSIDE,
+        fixed="814d4410",
+        changed=(
+            Change(
+                "814d4410",
+                HOLDS,
+                "DGD-DEF takes the step 0.5/L, not each one of the grid: it must be known before "
+                "the program runs.",
+            ),
+        ),
         run=_alike,
         minutes=0.5,
     ),
@@ -287,7 +295,7 @@ CLAIMS = (
         judge=_voted_judged,
         criterion="at most the bound for every K and seed, and ∝ K^p with p ≤ −0.9, without "
         "hostile workers and with two",
-        fixed=INSIDE,
+        fixed="8aedc62a",
         run=_voted,
         minutes=0.5,
         note="The theorem from memory of the paper's proof; the order of SGD in its N = K² "

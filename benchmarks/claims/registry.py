@@ -43,6 +43,34 @@ SYSTEMS = {
 }
 """Compared systems, with the name of the library that covers each, if it has one."""
 
+PAGES = {
+    "quantizers": (
+        "Quantizers",
+        "codecs errors harder ternary theorems trained_quantizers",
+    ),
+    "sparsifiers": ("Sparsifiers and low rank", "examples low_rank sparse wide"),
+    "feedback": (
+        "Error feedback and shifts",
+        "bidirectional censored contractive full_gradients noisy premises preserved signs",
+    ),
+    "adaptive": (
+        "Adaptive steps and large batches",
+        "adaptive large_batches momenta sparse_models",
+    ),
+    "local": ("Local steps", "local periods trained_start visible"),
+    "federated": (
+        "Federated training",
+        "bounds federated federated_rates side_information votes",
+    ),
+    "gossip": ("Gossip on graphs", "decentralised gossip_bytes gossip_trained"),
+    "sharded": ("Sharded models and patches of weights", "patches sharded"),
+    "limits": (
+        "Limits, laws and democratic codes",
+        "democratic information operations real_gradients",
+    ),
+    "resources": ("Time, traffic and memory", "end_to_end footprints traffic"),
+}
+"""The pages of details in docs/reproductions: their titles, and the families of each."""
 
 TRIED = {
     "QSGDinf": "Tried: its error beside NUQSGD's on six laws, and two networks at four bits with "
@@ -86,6 +114,16 @@ def families() -> list[tuple[str, ModuleType]]:
             heading = (module.__doc__ or entry.name).partition("\n")[0]
             found.append((heading.rstrip("."), module))
     return found
+
+
+def page_of() -> dict[str, str]:
+    """The page of details of each claim."""
+    homes = {name: page for page, (_, names) in PAGES.items() for name in names.split()}
+    return {
+        claim.name: homes[module.__name__.partition(".")[2]]
+        for _, module in families()
+        for claim in module.CLAIMS
+    }
 
 
 def every() -> dict[str, Claim]:

@@ -74,6 +74,12 @@ def equal(results: Mapping[str, Any], name: str, to: str) -> bool:
     return paired(results, name, to).low >= -MARGINS[results["unit"]]
 
 
+def undecided(results: Mapping[str, Any], name: str, to: str) -> bool:
+    """Whether the interval contains −margin: more seeds may decide if it is as good."""
+    found = paired(results, name, to)
+    return found.low < -MARGINS[results["unit"]] <= found.high
+
+
 def better(results: Mapping[str, Any], name: str, than: str) -> bool:
     """Whether a method is better: the interval of its paired differences is above zero."""
     return paired(results, name, than).low > 0

@@ -2,16 +2,20 @@
 
 from typing import Any
 
-from claims.claim import Claim, Judged, decide
+from claims.claim import FAILS, PART, UNDECIDED, Change, Claim, Judged, decide
 from claims.descent import least, within
 
 RESULTS, COMMAND = "sharded/sharded.json", "python benchmarks/sharded_training.py"
 COMPILED, COMPILE = "aot_sharded/tpu.json", "python benchmarks/aot_sharded.py tpu, after make aot"
 SETTING = (
     "A transformer on bytes of source text and a perceptron on handwritten digits, four workers, "
-    "five seeds; the held-out loss against dense training of the same seed."
+    "{seeds} seeds; the held-out loss against dense training of the same seed."
 )
+FIVE = SETTING.format(seeds="five")
 CLOSE = "95 % interval of the held-out loss ends at most 0.5 % above dense, on both tasks"
+OPEN = "It is undecided if no task meets the bound and no interval is above it."
+BEFORE = "bb7dfe7b"
+"""The last commit with the former judges."""
 
 
 def _records(found: dict[str, Any], way: str, codecs: str) -> dict[str, dict[str, Any]]:
@@ -34,15 +38,22 @@ def _close(found: dict[str, Any], way: str, codecs: str) -> Judged:
     import sharded_training
 
     records = _records(found, way, codecs)
+    if not records:
+        return Judged(f"{codecs}: not measured yet", UNDECIDED)
     close = [r["verdict"] == "yes" for r in records.values()]
+    far = any(r["verdict"] == "no" for r in records.values())
     fewer = min(r["fewer"] for r in records.values())
     words = f"{codecs}: held-out loss {_said(records)} above dense, {fewer:.1f} times fewer bytes"
     margin = least(*(within(sharded_training.BOUND, r["high"]) for r in records.values()))
-    return Judged(words, decide(all(close), part=any(close)), margin)
+    return Judged(words, decide(all(close), any(close), undecided=not far), margin)
 
 
 def _beside(one: Judged, words: str) -> Judged:
     return one._replace(words=f"{one.words}; {words}")
+
+
+SAVED = 3.9
+"""Four, without the scales of the codes."""
 
 
 def _traffic(found: dict[str, Any]) -> Judged:
@@ -50,16 +61,21 @@ def _traffic(found: dict[str, Any]) -> Judged:
     pair = "8-bit weights, 4-bit gradients"
     once = sent["fully sharded, bfloat16"] / sent[f"fully sharded, {pair}"]
     again = sent["fully sharded in a loop, bfloat16"] / sent[f"fully sharded in a loop, {pair}"]
+    kept = sent["fully sharded in a loop, bfloat16"] / sent[f"fully sharded, {pair}"]
     words = (
-        f"{once:.2f} times fewer bytes than bfloat16 where weights are gathered once, "
-        f"{again:.2f} times where the backward pass gathers them again"
+        f"{again:.2f} of at most 2.40 times fewer bytes than bfloat16 without a second copy; "
+        f"{kept:.2f} where every device keeps all gathered weights; both gathered once "
+        f"{once:.2f} of at most 2.67"
     )
-    verdict = decide(min(once, again) >= 4, part=once >= 2)
-    return Judged(words, verdict, least(min(once, again) / 4))
+    # 3 over (½ + ½ + ¼), and 2 over (½ + ¼), of the bytes of bfloat16.
+    part = min(again / (3 / 1.25), once / (2 / 0.75)) >= 0.97
+    return Judged(words, decide(again >= SAVED, part=part), least(again / SAVED))
 
 
 def _qsdp(found: dict[str, Any]) -> Judged:
-    return _close(found, "fully sharded", "8-bit weights, 4-bit gradients")
+    one = _close(found, "fully sharded", "8-bit weights, 8-bit gradients")
+    four = _records(found, "fully sharded", "8-bit weights, 4-bit gradients")
+    return _beside(one, f"4-bit gradients {_said(four)}")
 
 
 def _differences(found: dict[str, Any]) -> Judged:
@@ -69,15 +85,23 @@ def _differences(found: dict[str, Any]) -> Judged:
 
 
 def _loco(found: dict[str, Any]) -> Judged:
-    one = _close(found, "sharded optimizer", "LoCo")
-    without = _records(found, "sharded optimizer", "LoCo without memory")
-    return _beside(one, f"without the memory {_said(without)}")
+    one = _close(found, "sharded optimizer", "LoCo up, dense down")
+    without = _records(found, "sharded optimizer", "LoCo up without memory, dense down")
+    both = _records(found, "sharded optimizer", "LoCo")
+    return _beside(one, f"without the memory {_said(without)}; with 8 bits down {_said(both)}")
+
+
+ROTATED = ("4-bit, rotated", "4-bit, eden")
 
 
 def _activations(found: dict[str, Any]) -> Judged:
-    one = _close(found, "tensor parallel", "8-bit")
-    rotated = _records(found, "tensor parallel", "4-bit, rotated")
-    return _beside(one, f"4 bits, rotated: {_said(rotated)}")
+    eight = _close(found, "tensor parallel", "8-bit")
+    few = [_close(found, "tensor parallel", name) for name in ("4-bit", *ROTATED)]
+    best = max(few, key=lambda one: one.margin or 0.0)
+    holds = min(eight.margin or 0.0, best.margin or 0.0) >= 1
+    words = "; ".join(one.words.rpartition(" above dense")[0] for one in (eight, *few))
+    verdict = decide(holds, part=max(eight.margin or 0.0, best.margin or 0.0) >= 1)
+    return Judged(f"{words} above dense", verdict, least(eight.margin or 0.0, best.margin or 0.0))
 
 
 def _tokens(found: dict[str, Any]) -> Judged:
@@ -108,12 +132,26 @@ CLAIMS = (
         "communication volume of ZeRO by a factor of four.",
         setting="Eight layers of 1,024 × 1,024 over eight TPU v5e, from the compiled program.",
         judge=_traffic,
-        criterion="at least 4 times fewer bytes than bfloat16, with weights gathered "
-        "once and gathered again",
+        criterion=f"at least {SAVED} times fewer bytes than bfloat16 with weights gathered twice, "
+        "as "
+        "the paper counts",
+        changed=(
+            Change(
+                BEFORE,
+                PART,
+                "It asked for a factor of four with weights gathered once too, where 2.67 is the "
+                "most.",
+            ),
+        ),
+        why="ours",
         results=COMPILED,
         command=COMPILE,
-        note="The second copy within a node, which saves the second gathering of the weights "
-        "between nodes, is not built.",
+        note="The paper's four is three models of traffic over three quarters of one: weights in "
+        "half of the bytes, gathered once between nodes, and gradients in a quarter. The second "
+        "copy within a node, which saves the second gathering, is not built: without it 2.4 is the "
+        "most. It holds in part if at least 97 % of what is possible without it is saved. A "
+        "device that keeps all gathered weights saves as much as with the copy, and needs the "
+        "memory of the whole model.",
     ),
     Claim(
         name="qsdp-accuracy",
@@ -121,19 +159,23 @@ CLAIMS = (
         source="Markov et al., Quantized Distributed Training of Large Models with Convergence "
         "Guarantees, 2023, abstract",
         claim="Sharded training with weights and gradients in 8 bits preserves accuracy.",
-        setting=f"{SETTING} Weights have 8 bits, gradients 4.",
+        setting=FIVE,
         judge=_qsdp,
         criterion=CLOSE,
+        fixed="6e514975",
         results=RESULTS,
         command=COMMAND,
-        note="With fewer bits of gradients than the paper's.",
+        changed=(
+            Change(BEFORE, PART, "The same bound was asked of gradients in 4 bits, not in 8."),
+        ),
+        note=OPEN,
     ),
     Claim(
         name="sdp4bit-differences",
         methods=("sdp4bit",),
         source="Jia et al., SDP4Bit, 2024, abstract",
         claim="Changes of weights in 4 bits have negligible impact on the end-to-end loss.",
-        setting=SETTING,
+        setting=FIVE,
         judge=_differences,
         criterion=CLOSE,
         results=RESULTS,
@@ -144,11 +186,19 @@ CLAIMS = (
         methods=("loco",),
         source="Xie et al., LoCo, 2024, abstract",
         claim="Gradients in 4 bits with a memory in 8 bits train as well as in full precision.",
-        setting=SETTING,
+        setting=f"{FIVE} The answer is dense, so that the way up is tried alone.",
         judge=_loco,
         criterion=CLOSE,
+        why="false",
+        fixed="6e514975",
+        changed=(
+            Change(
+                BEFORE, PART, "The way down had 8 bits and a residual of its own, as `loco` has."
+            ),
+        ),
         results=RESULTS,
         command=COMMAND,
+        note="The digits lose more with 4 bits in blocks, with the memory and without it.",
     ),
     Claim(
         name="tensor-parallel-activations",
@@ -156,13 +206,17 @@ CLAIMS = (
         source="Li et al., Flash Communication, 2024, abstract",
         claim="Activations of tensor-parallel blocks can be sent in few bits with negligible loss "
         "of quality.",
-        setting=SETTING,
+        setting=FIVE,
         judge=_activations,
-        criterion=CLOSE,
+        criterion="with 8 bits and with the best code of 4: 95 % interval of the loss ends at most "
+        "0.5 % above dense, on both tasks",
+        why="premise",
+        changed=(Change(BEFORE, "holds", "It asked for 8 bits alone."),),
         results=RESULTS,
         command=COMMAND,
-        note="The paper is about inference; here the gradients of the activations travel in as few "
-        "bits.",
+        note="The paper is about inference; here a model is trained, and the gradients of the "
+        "activations travel in as few bits. It holds in part if 8 bits or the best code of 4 meets "
+        "the bound.",
     ),
     Claim(
         name="mxfp8-tokens",
@@ -170,22 +224,28 @@ CLAIMS = (
         source="DeepSeek-AI, DeepSeek-V3, 2024, section 3.3",
         claim="Training with tokens that are dispatched in 8 bits stays within 0.25 % of the loss "
         "in bfloat16.",
-        setting=f"{SETTING} Judged against 0.5 %.",
+        setting=f"{SETTING.format(seeds='ten and five')} Judged against 0.5 %.",
         judge=_tokens,
         criterion=CLOSE,
+        why="size",
+        changed=(
+            Change(BEFORE, FAILS, "An interval that contains the bound counted as above it."),
+        ),
         results=RESULTS,
         command=COMMAND,
-        note="The paper's figure is for training in FP8 throughout.",
+        note=f"The paper's figure is for training in FP8 throughout. {OPEN} With these differences "
+        "between seeds the digits would need some thousand.",
     ),
     Claim(
         name="pipeline-activations",
         methods=("pipeline",),
         source="Wang et al., AQ-SGD, 2022, abstract and section 4",
         claim="Sending activations directly in 2 to 4 bits slows the training or fails.",
-        setting=SETTING,
+        setting=FIVE,
         judge=_stages,
         criterion="95 % interval of the held-out loss with direct 4 bits is above that "
         "of dense, on both tasks",
+        why="size",
         results=RESULTS,
         command=COMMAND,
         note="The paper's remedy, changes of the activations of each sample, is not built.",

@@ -141,6 +141,7 @@ CLAIMS = (
         judge=_fixed,
         criterion="relative error below 1e-6 with error feedback, and above 0.1 without, "
         "after 2,000 steps",
+        why="premise",
         results=FEEDBACK,
         command=FEEDBACK_COMMAND,
         note="Outside its assumptions: the paper has one worker, as the row "
@@ -156,6 +157,7 @@ CLAIMS = (
         "length.",
         judge=_majority,
         criterion="relative squared error below 1e-3 after 10,000 steps on every problem",
+        why="premise",
         results=METHODS,
         command=COMMAND,
         note="Outside its assumptions. The theorem has workers that draw from the same data, with "
@@ -173,6 +175,7 @@ CLAIMS = (
         "of steps; the mean of the last quarter.",
         judge=_same_data_judged,
         criterion="squared gradient at most twice SGD's after 2,048 and after 8,192 steps",
+        why="false",
         run=_same_data,
         minutes=1,
         note="It holds within twice SGD's squared gradient at both numbers of steps, and in part "

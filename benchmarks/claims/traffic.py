@@ -14,7 +14,7 @@ import reporting
 
 import jaxcomp
 from claims import networks, periods, scores
-from claims.claim import SEEDS_FIXED, Claim, Judged, decide
+from claims.claim import FAILS, HOLDS, Change, Claim, Judged, decide
 from claims.descent import least, within
 from claims.networks import Method, Plan, Task, everywhere, mean
 from jaxcomp.planning import Network, planner, timing
@@ -131,7 +131,7 @@ def _fast() -> dict[str, Any]:
 
 
 def _fast_margins(found: Mapping[str, Any], title: str) -> tuple[float, float]:
-    """Against the rivals of as many bits, all of them; and of eight times as many, the best."""
+    """Against all rivals of as many bits, and against all of eight times as many."""
     against = {
         times: [
             scores.as_good(found, title, name)
@@ -140,7 +140,7 @@ def _fast_margins(found: Mapping[str, Any], title: str) -> tuple[float, float]:
         ]
         for times in (1, TIMES)
     }
-    return min(against[1], default=0.0), max(against[TIMES], default=0.0)
+    return min(against[1], default=0.0), min(against[TIMES], default=0.0)
 
 
 def _fast_judged(numbers: dict[str, Any]) -> Judged:
@@ -264,7 +264,13 @@ CLAIMS = (
         judge=_half_judged,
         criterion="on both networks, from rounds of 8: as good as QSGD with at most half of its "
         "bits",
-        fixed=SEEDS_FIXED,
+        changed=(
+            Change(
+                "b2838f2f", FAILS, "The program has its rounds from another module; no setting."
+            ),
+        ),
+        why="size",
+        fixed="b2838f2f",
         run=_half,
         minutes=6,
         note="Rounds of 4, as in the paper, have the bits of QSGD in the warm-up, a quarter of the "
@@ -282,16 +288,26 @@ CLAIMS = (
         f"{MOST_STEPS}, as the same bits and {TIMES} times the bits allow, with schedules of that "
         "length.",
         judge=_fast_judged,
-        criterion=f"with 10 % or 1 %, on both networks as good as one code of {TIMES} times its "
+        criterion=f"with 10 % or 1 %, on both networks as good as every code of {TIMES} times its "
         "bits, and as all of as many bits",
-        fixed=SEEDS_FIXED,
+        why="ours",
+        fixed="b2838f2f",
+        changed=(
+            Change(
+                "bb7dfe7b",
+                HOLDS,
+                f"One code of {TIMES} times the bits was enough, the weakest; the claim is about "
+                "the "
+                "best published methods.",
+            ),
+        ),
         run=_fast,
         minutes=20,
-        note="Time is that of a link that is the bottleneck: bits. The code of eight times the "
-        "bits that FastSGD equals is QSGD, with a third of its steps; TernGrad with eight times "
-        "the bits is better than FastSGD on both networks. QSGD of 8 bits in 338 steps on the GRU "
-        "is unstable with some seeds at its best rate, and does not decide. `fastsgd` is a "
-        "reconstruction from the abstract, which names no models.",
+        note="Time is that of a link that is the bottleneck: bits. TernGrad with eight times the "
+        "bits of 1 % is better than FastSGD on both networks, and QSGD of 8 bits with eight times "
+        "those of 10 % on the CNN. QSGD of 8 bits in 338 steps on the GRU is unstable with some "
+        "seeds at its best rate. It holds in part if FastSGD is as good as all of as many bits on "
+        "one network. `fastsgd` is a reconstruction from the abstract, which names no models.",
     ),
     Claim(
         name="natural-run-time",
@@ -306,7 +322,8 @@ CLAIMS = (
         judge=_natural_judged,
         criterion="as good as dense on both networks after as many steps, which take at most a "
         "third of the time at 100 Mbit/s",
-        fixed=SEEDS_FIXED,
+        changed=(Change("b2838f2f", HOLDS, "Words of the answer alone."),),
+        fixed="b2838f2f",
         run=_natural,
         minutes=4,
         note="The paper's theoretical time is that of the bytes. Natural compression was not "

@@ -14,7 +14,7 @@ from local_methods import AXIS
 from rich.progress import track
 
 import jaxcomp
-from claims.claim import LARGER_FIXED, Claim, Judged, decide
+from claims.claim import Claim, Judged, decide
 from claims.descent import least, within
 from jaxcomp import algorithms
 
@@ -144,7 +144,8 @@ CLAIMS = (
         judge=_judged("DiLoCo, 4 bits", 500),
         criterion="median loss ratio at most 1 % above synchronous, seed by seed, with at least "
         "500 times fewer bytes",
-        fixed=LARGER_FIXED,
+        why="size",
+        fixed="764676eb",
         run=_train,
         minutes=20,
         note="The paper sends float32 every 500 steps; here four bits every 100. Synchronous steps "
@@ -161,7 +162,8 @@ CLAIMS = (
         judge=lambda found: _judged("streaming DiLoCo, 4 bits", 100)(found["numbers"]),
         criterion="median loss ratio at most 1 % above synchronous, seed by seed, with at least "
         "100 times fewer bytes",
-        fixed=LARGER_FIXED,
+        why="size",
+        fixed="764676eb",
         results="reproductions/diloco-trained-start.json",
         command="make reproduce CLAIM=diloco-trained-start",
     ),

@@ -316,26 +316,6 @@ def cut(flat: jax.Array, begins: Sequence[int], lengths: Sequence[int]) -> list[
     ]
 
 
-def place(parts: Sequence[tuple[int, jax.Array]], size: int) -> jax.Array:
-    """Arrays at their places along the first axis of an array of this size.
-
-    A concatenation of parts of very different lengths takes a CPU several times as long (`join`).
-
-    Args:
-        parts: the first index of each array, and the array.
-        size: of the first axis.
-    """
-    if len(parts) == 1 and len(parts[0][1]) == size:
-        return parts[0][1]
-    like = parts[0][1]
-    begins = hide([begin for begin, _ in parts], zero_after(like))
-    whole, zero = jnp.zeros((size, *like.shape[1:]), like.dtype), jnp.zeros((), jnp.int32)
-    for begin, (_, part) in zip(begins, parts, strict=True):
-        at = (begin, *[zero] * (like.ndim - 1))
-        whole = jax.lax.dynamic_update_slice(whole, part, at, allow_negative_indices=False)
-    return whole
-
-
 def zero_after(x: jax.Array) -> jax.Array:
     """Zero for every `x`. The compiler does not know this, so the result depends on `x`."""
     return jnp.minimum(x.reshape(-1)[0].astype(jnp.int32) & 1, 0)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax
+
 from jaxcomp import checks
 from jaxcomp.base import Codec
 from jaxcomp.feedback import Link, default
@@ -9,7 +11,7 @@ from jaxcomp.layout.policy import NOTHING, Policy
 from jaxcomp.planning import models
 from jaxcomp.reducers import choose
 from jaxcomp.theory.cost import Network
-from jaxcomp.theory.site_rounds import IDLE, TRIPS, SitesPlan
+from jaxcomp.theory.site_rounds import HANDLING, IDLE, TRIPS, SitesPlan
 from jaxcomp.types import PyTree
 
 Sent = Codec | Policy | Link | None
@@ -26,11 +28,12 @@ def plan_sites(
     step: float = 0.0,
     idle: float = IDLE,
     trips: float = TRIPS,
+    handling: float = HANDLING,
 ) -> SitesPlan:
     """Forecasts a round of `jaxcomp.adapters.flower.Site`: what trains, sends and waits how long.
 
-    `seconds = steps · step + up / upload + down / bandwidth + idle + trips · delay`, with the delay
-    there and back.
+    `seconds = steps · step + up / upload + down / bandwidth + handling · P + idle + trips · delay`,
+    with the delay there and back, for `P` bytes of parameters.
 
     Args:
         params: the parameters, or their shapes and dtypes; or the number of parameters, for a
@@ -42,8 +45,11 @@ def plan_sites(
             `network` is then that from the server.
         steps: of a round.
         step: seconds of a step.
-        idle: seconds in which nothing is sent or computed, by default as measured with Flower 1.42.
+        idle: seconds in which nothing is sent or computed, by default as measured with
+            `jaxcomp_site.node` and Flower 1.42; with `flower-supernode` they are 5.4.
         trips: answers that a site waits for in a round, one after another, likewise.
+        handling: seconds for each byte of the parameters in which site and server encode, decode
+            and write checkpoints, by default as measured on two cores for all of them.
 
     Raises:
         ValueError: for numbers out of range, or codecs that are none.
@@ -61,7 +67,10 @@ def plan_sites(
     like = models.transformer(params) if isinstance(params, int) else params
     sent, received = _bytes("up", up, like), _bytes("down", down, like)
     delay, rates = network.latency + back.latency, (network.bandwidth, back.bandwidth)
-    return SitesPlan(steps, step, sent, received, rates[0], delay, idle, trips, rates[1])
+    checks.number("handling", handling, 0.0)
+    handled = handling * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+    rest = (delay, idle, trips, rates[1], handled)
+    return SitesPlan(steps, step, sent, received, rates[0], *rest)
 
 
 def _bytes(name: str, given: Any, like: PyTree) -> int:

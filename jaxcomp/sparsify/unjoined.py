@@ -24,10 +24,10 @@ from jaxcomp.sparsify.competitors import INF, Leaves, PerPart, compile_reach, si
 from jaxcomp.types import Array
 
 LONG = 2**18
-"""Elements of the shortest leaf that is read where it lies."""
+"""Elements of the shortest leaf that is read where it lies: each leaf takes time to compile."""
 
 _MOST_SIZES = 8
-"""Sizes of such leaves: each is 15 to 25 kernels, of which one takes a CPU 20 ms to compile."""
+"""Sizes of such leaves: each has kernels of its own, which take a CPU long to compile."""
 
 _TOPS_ROW = 1024
 """Maxima of a leaf are in whole rows: many fill a vector register when they are counted."""

@@ -9,9 +9,16 @@ TRIPS = 8
 """Answers that a site waits for in a round, one after another: fitted to rounds of Flower 1.42 over
 links of 0 to 150 ms (`benchmarks/results/sites/links.json`)."""
 
-IDLE = 5.4
-"""Seconds in which a round waits, fitted to the same rounds: SuperNodes ask for messages every
-three seconds, and start a process for each."""
+FLOWERS_IDLE = 5.4
+"""Seconds in which a round with `flower-supernode` waits, fitted to the same rounds: it asks for
+messages every three seconds, and starts a process for each."""
+
+IDLE = 2.1
+"""Those with `jaxcomp_site.node`, of the smallest model in `benchmarks/results/sites/sizes`."""
+
+HANDLING = 5e-8
+"""Seconds for each byte of the parameters in which the server and its sites encode, decode and
+write checkpoints: fitted to the model of five million parameters there, on two cores."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +35,7 @@ class SitesPlan:
         idle: seconds of a round in which nothing is sent or computed.
         trips: answers that a site waits for in a round, one after another.
         upload: bytes a second of the link from a site; None for those of the other direction.
+        handling: seconds of a round in which parameters are encoded, decoded and written to disks.
     """
 
     steps: int
@@ -39,6 +47,7 @@ class SitesPlan:
     idle: float = IDLE
     trips: float = TRIPS
     upload: float | None = None
+    handling: float = 0.0
 
     def __post_init__(self):
         checks.integer("steps", self.steps, 1)
@@ -47,7 +56,7 @@ class SitesPlan:
         checks.positive("bandwidth", self.bandwidth)
         if self.upload is not None:
             checks.positive("upload", self.upload)
-        for name in ("step", "delay", "idle", "trips"):
+        for name in ("step", "delay", "idle", "trips", "handling"):
             checks.number(name, getattr(self, name), 0.0)
 
     @property
@@ -78,7 +87,7 @@ class SitesPlan:
     @property
     def seconds(self) -> float:
         """Seconds of a round."""
-        return self.training + self.sending + self.waiting
+        return self.training + self.sending + self.waiting + self.handling
 
     @property
     def share(self) -> float:
@@ -94,7 +103,7 @@ class SitesPlan:
         checks.share("share", share)
         checks.decay("share", share)
         checks.positive("step", self.step)
-        rest = self.sending + self.waiting
+        rest = self.sending + self.waiting + self.handling
         return max(1, round(rest * share / (1 - share) / self.step))
 
     def __str__(self) -> str:
@@ -102,6 +111,7 @@ class SitesPlan:
             (f"{self.steps} steps", units.duration(self.training)),
             (f"{self.up:,} bytes up", units.duration(self.sending_up)),
             (f"{self.down:,} bytes down", units.duration(self.sending_down)),
+            ("codecs, checkpoints", units.duration(self.handling)),
             ("waiting", units.duration(self.waiting)),
             ("a round", units.duration(self.seconds)),
         ]

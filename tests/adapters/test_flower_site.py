@@ -31,9 +31,10 @@ from jaxcomp import federated
 pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-import jaxcomp_site.app
 from jaxcomp.adapters import flower
 from jaxcomp_site import courier
+from jaxcomp_site.app import app as site_app
+from jaxcomp_site.packing import packed, unpacked
 
 METHOD = federated.diloco(
     jaxcomp.Link(jaxcomp.top_k(fraction=0.25), jaxcomp.Residual()), loss, inner=optax.adam(1e-2)
@@ -64,9 +65,9 @@ class SiteGrid(Grid):
         def app():
             def answered(message, context):
                 del context
-                packed = jaxcomp_site.app.packed(message.content)
-                answer = self.sites[node].answer(packed)
-                return Message(jaxcomp_site.app.unpacked(answer), reply_to=message)
+                content = packed(message.content)
+                answer = self.sites[node].answer(content)
+                return Message(unpacked(answer), reply_to=message)
 
             return answered
 
@@ -269,8 +270,8 @@ def test_the_page_trains(tmp_path, monkeypatch):
     def app():
         def answered(message, context):
             del context
-            answer = names["site"].answer(jaxcomp_site.app.packed(message.content))
-            return Message(jaxcomp_site.app.unpacked(answer), reply_to=message)
+            answer = names["site"].answer(packed(message.content))
+            return Message(unpacked(answer), reply_to=message)
 
         return answered
 
@@ -331,7 +332,7 @@ def test_the_app_hands_messages_to_the_site_and_waits_for_one_that_is_not_up(ser
     context = Context(1, 1, {"site": str(folder)}, RecordDict(), {})
     message = Message(sent, dst_node_id=1, message_type="train")
     message.metadata.__dict__["_message_id"] = "one"
-    found = jaxcomp_site.app.app(message, context).content
+    found = site_app(message, context).content
     assert dict(found["numbers"]) == dict(sent["numbers"])
     assert (folder / "address").stat().st_mode & 0o077 == 0
 
@@ -359,7 +360,7 @@ def test_a_node_without_a_site_is_named():
     message = Message(RecordDict(), dst_node_id=1, message_type="train")
     message.metadata.__dict__["_message_id"] = "one"
     with pytest.raises(ValueError, match="`--node-config` of this SuperNode must have the folder"):
-        jaxcomp_site.app.app(message, Context(1, 1, {}, RecordDict(), {}))
+        site_app(message, Context(1, 1, {}, RecordDict(), {}))
 
 
 def test_a_strangers_connection_changes_nothing(served):

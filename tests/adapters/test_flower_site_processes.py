@@ -22,9 +22,9 @@ from jaxcomp import federated
 pytest.importorskip("flwr")
 from flwr.app import Message
 
-import jaxcomp_site.app
 from jaxcomp.adapters import flower
 from jaxcomp_site import courier
+from jaxcomp_site.packing import packed, unpacked
 
 METHOD = federated.diloco(jaxcomp.qsgd_inf(bits=8), loss)
 ROUNDS, PROCESSES = 2, 2
@@ -50,13 +50,13 @@ def served(folder, errors):
     def app():
         def answered(message, context):
             del context
-            packed = jaxcomp_site.app.packed(message.content)
+            content = packed(message.content)
             try:
-                answer = courier.ask(folder, packed, PATIENCE)
+                answer = courier.ask(folder, content, PATIENCE)
             except courier.SiteError as error:
                 errors.append(str(error))
-                answer = courier.ask(folder, packed, PATIENCE)
-            return Message(jaxcomp_site.app.unpacked(answer), reply_to=message)
+                answer = courier.ask(folder, content, PATIENCE)
+            return Message(unpacked(answer), reply_to=message)
 
         return answered
 

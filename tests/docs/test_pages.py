@@ -81,11 +81,12 @@ def test_every_entry_has_a_docstring():
 
 
 def anchors(text):
-    """The anchors of a page's headings that GitHub and the site agree on."""
+    """The anchors of a page that GitHub and the site agree on."""
     headings = re.findall(r"^#+ (.*)$", without_code(text), flags=re.MULTILINE)
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
     ours = {re.sub(r"[ -]+", "-", heading.encode("ascii", "ignore").decode()) for heading in plain}
-    return ours & {heading.replace(" ", "-") for heading in plain}
+    named = set(re.findall(r'<a id="([\w-]+)"></a>', text))
+    return ours & {heading.replace(" ", "-") for heading in plain} | named
 
 
 @pytest.mark.parametrize("page", [*sorted(pages()), "../CONTRIBUTING.md", "../CHANGELOG.md"])

@@ -1,11 +1,13 @@
 """Forecasts of rounds between sites."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jaxcomp
-from jaxcomp.planning import Network, SitesPlan, plan_sites
+from jaxcomp.planning import Network, plan_sites
 
 LINK = Network(bandwidth=1.25e6, latency=0.025)
 
@@ -13,13 +15,14 @@ LINK = Network(bandwidth=1.25e6, latency=0.025)
 def test_a_round_is_steps_bytes_and_waits():
     like = {"w": jax.ShapeDtypeStruct((512, 512), jnp.float32), "b": jnp.zeros(512)}
     codec = jaxcomp.qsgd_inf(bits=4)
-    found = plan_sites(like, LINK, up=codec, steps=10, step=0.3, idle=2.0, trips=4)
+    found = plan_sites(like, LINK, up=codec, steps=10, step=0.3, idle=2.0, trips=4, handling=1e-6)
     up = jaxcomp.wire_bytes(codec, {"w": like["w"]}) + 4 * 512
     assert (found.up, found.down) == (up, 4 * 512 * 513)
-    want = 3.0 + (found.up + found.down) / 1.25e6 + 2.0 + 4 * 0.05
+    handled = 1e-6 * 4 * 512 * 513
+    want = 3.0 + (found.up + found.down) / 1.25e6 + handled + 2.0 + 4 * 0.05
     assert found.seconds == pytest.approx(want)
     assert found.share == pytest.approx(3.0 / want)
-    more = SitesPlan(found.steps_for(0.9), 0.3, found.up, found.down, 1.25e6, 0.05, 2.0, 4)
+    more = dataclasses.replace(found, steps=found.steps_for(0.9))
     assert more.share == pytest.approx(0.9, abs=0.01)
     assert "A site trains for" in str(found)
     assert '"share"' in found.to_json()
@@ -47,6 +50,7 @@ def test_each_direction_has_its_rate_and_its_delay():
         ({"steps": 0}, "`steps`"),
         ({"step": -1.0}, "`step`"),
         ({"trips": -1.0}, "`trips`"),
+        ({"handling": -1.0}, "`handling`"),
         ({"network": 3}, "`network`"),
         ({"upload": 3}, "`upload`"),
     ],

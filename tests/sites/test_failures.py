@@ -111,7 +111,8 @@ def test_the_superlink_and_the_app_of_the_server_are_killed(tmp_path):
     run(tmp_path, {2: lambda net: net.kill_server(), 5: lambda net: net.kill_server()})
 
 
-def test_a_node_is_killed_beside_its_site_and_a_site_beside_its_node(tmp_path):
+@pytest.mark.parametrize("node", [True, False], ids=["own", "flowers"])
+def test_a_node_is_killed_beside_its_site_and_a_site_beside_its_node(tmp_path, node):
     run(
         tmp_path,
         {
@@ -119,6 +120,7 @@ def test_a_node_is_killed_beside_its_site_and_a_site_beside_its_node(tmp_path):
             3: lambda net: net.kill("site2"),
             5: lambda net: (net.kill("node0"), net.kill("site0")),
         },
+        node=node,
     )
 
 

@@ -250,7 +250,7 @@ def work_of(
             return records.write_answer(answer, given.run, own_secret)
         known = Known(
             turns.key(method, like, key, given.round),
-            jax.tree.map(lambda x: jnp.asarray(x)[None], place.centre.params),
+            jax.tree.map(lambda x: np.asarray(x)[None], place.centre.params),
             place.centre.shared,
         )
         sent, inner, loss, reported = run(known, given, place.own)
@@ -332,7 +332,15 @@ def one_round(
     method: Method, turn: int, known: Known, who: Clients, batches: Any, own: Own
 ) -> tuple[uplink.Message, PyTree, Array]:
     """The work of one client, compiled as the simulation compiles it."""
-    return block.run_client(method, turn, known, who, batches, own)
+    return unread(block.run_client(method, turn, known, who, batches, own))
+
+
+def unread(
+    worked: tuple[uplink.Message, PyTree, Array],
+) -> tuple[uplink.Message, PyTree, Array]:
+    """A client's round without its message as the server reads it: parameters that it can spare."""
+    message, inner, loss = worked
+    return message._replace(sent=((), ())), inner, loss
 
 
 @functools.partial(jax.jit, static_argnums=0)

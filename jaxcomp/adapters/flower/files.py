@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxcomp.adapters.flower import extra
 from jaxcomp_files.versions import PATIENCE, Versions
-from jaxcomp_site.packing import packed, unpacked
+from jaxcomp_site.packing import pieces, unpacked
 
 _RECORDS = "records"
 
@@ -19,7 +19,7 @@ def folder_of(
 
 def write(memory: Versions, state: Any) -> None:
     """Writes a `RecordDict`, whole or not at all."""
-    memory.write({_RECORDS: [packed(state)]})
+    memory.write({_RECORDS: pieces(state)})
 
 
 def read(memory: Versions) -> Any:

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxcomp.adapters.flower import extra, raw, records
+from jaxcomp.adapters.flower import arrays, extra, raw, records
 from jaxcomp.federated import block, uplink
 from jaxcomp.federated.block import Own
 from jaxcomp.federated.method import Method
@@ -70,9 +70,9 @@ def write(state: Any, kept: Kept, answer: Any) -> None:
     config = {name: getattr(kept, name) for name in _NUMBERS}
     state[_STATE] = extra.ConfigRecord(config)
     trees = {name: getattr(kept, name) for name in ("centre", "inner", "accepted", "refused")}
-    state[_TREES] = extra.ArrayRecord(
-        {name: records.array(raw.write(tree), records.MEMORY) for name, tree in trees.items()}
-    )
+    state[_TREES] = record = extra.ArrayRecord()
+    for name, tree in trees.items():
+        record[name] = arrays.Tree(tree, records.MEMORY)
     for name in [name for name in state if name.startswith(_SAID)]:
         del state[name]
     for name, record in answer.items():
@@ -112,13 +112,16 @@ def read(state: Any, method: Method, like: PyTree, given: records.Instruction) -
     centre = jax.eval_shape(lambda params: centre_of(method, params), like)
     likes = {"centre": centre, "inner": own.inner, "accepted": own.memory, "refused": own.memory}
     try:
-        read = {
-            name: raw.read(records.bytes_of(trees[name], records.MEMORY), like)
-            for name, like in likes.items()
-        }
+        read = {name: _tree(trees[name], like) for name, like in likes.items()}
     except (KeyError, ValueError):
         return None
     return Kept(*(config[name] for name in _NUMBERS), **read)
+
+
+def _tree(given: Any, like: PyTree) -> PyTree:
+    if isinstance(given, arrays.Tree):
+        return given.tree
+    return raw.read(records.bytes_of(given, records.MEMORY), like)
 
 
 def repeat_answer(state: Any, kept: Kept | None, given: records.Instruction) -> Any:
@@ -140,11 +143,10 @@ def resume(
 
     A client whose memory is gone, or does not fit what the server says, begins with a new one.
     """
-    new = block.init(method, params)
-    if kept is None or kept.client != given.client:
-        return new, -1
-    if kept.round == given.accepted:
-        return Own(kept.inner, kept.accepted, new.side), given.accepted
-    if kept.told == given.accepted and kept.round > given.accepted:
-        return Own(kept.inner, kept.refused, new.side), kept.upon
-    return new, -1
+    if kept is not None and kept.client == given.client:
+        side = method.uplink.side.row(params)
+        if kept.round == given.accepted:
+            return Own(kept.inner, kept.accepted, side), given.accepted
+        if kept.told == given.accepted and kept.round > given.accepted:
+            return Own(kept.inner, kept.refused, side), kept.upon
+    return block.init(method, params), -1

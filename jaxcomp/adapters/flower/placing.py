@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxcomp.adapters.flower import client
 from jaxcomp.federated import block, streaming
 from jaxcomp.federated.block import Clients, Known, Own
 from jaxcomp.federated.method import Method
@@ -94,7 +95,10 @@ def _batches(placed: Placed, batches: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _compile(method: Method, turn: int, everywhere: NamedSharding) -> Callable[..., Any]:
-    return jax.jit(functools.partial(block.client, method, turn), out_shardings=everywhere)
+    def run(*given: Any) -> Any:
+        return client.unread(block.client(method, turn, *given))
+
+    return jax.jit(run, out_shardings=everywhere)
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,6 +1,7 @@
 """Trees of arrays as raw bytes: the elements of every leaf, one leaf after another."""
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,11 +17,16 @@ def size(like: PyTree) -> int:
 
 def write(tree: PyTree) -> bytes:
     """The bytes of a tree, little-endian as on every machine that runs JAX."""
-    return b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree))
+    return b"".join(pieces(tree))
+
+
+def pieces(tree: PyTree) -> Iterator[bytes]:
+    """The bytes of a tree, a leaf at a time."""
+    return (np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree))
 
 
 def read(data: bytes, like: PyTree) -> Any:
-    """The tree that `write` has written.
+    """The tree that `write` has written, whose leaves are views of the bytes.
 
     Raises:
         ValueError: if there are more or fewer bytes than this tree has.
@@ -30,17 +36,17 @@ def read(data: bytes, like: PyTree) -> Any:
     leaves, treedef = jax.tree.flatten(like)
     read, begin = [], 0
     for leaf in leaves:
-        dtype, end = np.dtype(leaf.dtype), begin + size(leaf)
-        read.append(np.frombuffer(data[begin:end], dtype).reshape(leaf.shape))
-        begin = end
+        found = np.frombuffer(data, np.dtype(leaf.dtype), leaf.size, begin)
+        read.append(found.reshape(leaf.shape))
+        begin += found.nbytes
     return jax.tree.unflatten(treedef, read)
 
 
 def digest(tree: PyTree) -> bytes:
     """16 bytes that tell whether two trees of the same shapes have the same bits."""
     summed = hashlib.blake2b(digest_size=16, person=b"jaxcomp centre")
-    for leaf in jax.tree.leaves(tree):
-        summed.update(np.asarray(leaf).tobytes())
+    for piece in pieces(tree):
+        summed.update(piece)
     return summed.digest()
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxcomp.adapters.flower import extra
+from jaxcomp.adapters.flower import arrays as arrays_, extra
 from jaxcomp.types import PyTree
 
 PAYLOAD, CENTRE, MEMORY = "jaxcomp.payload/1", "jaxcomp.centre/1", "jaxcomp.memory/1"
@@ -272,6 +272,14 @@ def arrays_of(params: PyTree) -> Any:
     extra.require()
     named = zip(names(params), jax.tree.leaves(params), strict=True)
     return extra.ArrayRecord({name: extra.Array(np.asarray(leaf)) for name, leaf in named})
+
+
+def late_arrays_of(params: PyTree) -> Any:
+    """As `arrays_of`, with bytes that are made when somebody reads them."""
+    record = extra.ArrayRecord()
+    for name, leaf in zip(names(params), jax.tree.leaves(params), strict=True):
+        record[name] = arrays_.Leaf(leaf)
+    return record
 
 
 def params_of(arrays: Any, like: PyTree) -> Any:

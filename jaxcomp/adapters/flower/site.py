@@ -240,7 +240,7 @@ def _one_round(
     method: Method, turn: int, known: Known, who: Clients, batches: Any, own: Own
 ) -> tuple[Message, PyTree, Any]:
     """The round of a site of one device, without the steps of a delay."""
-    return block.worker(method, turn)(known, who, batches, own)
+    return client.unread(block.worker(method, turn)(known, who, batches, own))
 
 
 @functools.lru_cache(maxsize=8)

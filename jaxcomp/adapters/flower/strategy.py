@@ -195,7 +195,7 @@ class CompressedFedAvg(extra.FedAvg):
         if self._checkpoints is not None:
             self._checkpoints.own()
         if initial_arrays is None:
-            initial_arrays = records.arrays_of(self.params)
+            initial_arrays = records.late_arrays_of(self.params)
         new = None if self._follows else self._checkpoints
         settings_.check_start(initial_arrays, self.params, new)
         if new is not None:
@@ -341,7 +341,7 @@ class CompressedFedAvg(extra.FedAvg):
         if self._checkpoints is not None:
             self.save(self._checkpoints.folder)
         self._watch.write(report, (self.up, self.down), rounds, taken, sizes)
-        return records.arrays_of(self.params), self._metrics(report, list(taken.values()))
+        return records.late_arrays_of(self.params), self._metrics(report, list(taken.values()))
 
     def _centre(self) -> Centre:
         return Centre(self._state.params, self._state.shared)
