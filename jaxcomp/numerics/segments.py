@@ -27,8 +27,8 @@ _PADDING = 1 / 256
 _MOST_ROWS = 2**15
 """The most rows of a segment, so that sums of 15-bit numbers fit a word."""
 
-_MOST_COMPARED = 2**24
-"""Comparisons of rows with segments that a CPU makes as fast as it adds up the rows."""
+_MOST_COMPARED = 2**20
+"""Comparisons of rows with segments that are made at once; a CPU holds them, in 4 MB."""
 
 
 @dataclasses.dataclass(frozen=True)
