@@ -199,7 +199,7 @@ class Sampled(Choice):
 
         if isinstance(parts, Leaves):  # Read in the loop alone: each leaf may be a kernel.
             low = leaves.estimate(x, ks, above, parts)
-            begin = -1, low, parts.none(len(low))
+            begin = -1, low, parts.none(low)
         else:
             low = selection.estimate(x, ks[0], above[0])
             begin = 0, low, parts.reach(x, low)

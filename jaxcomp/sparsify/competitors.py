@@ -50,9 +50,10 @@ class Parts(abc.ABC):
         """Elements of a row, with those between its parts."""
         return sum(self.sizes)
 
-    def none(self, n: int) -> Words:
-        """The bitmap of no element of `n` rows."""
-        return jnp.zeros((n, bitmap.words(self.elements)), jnp.uint32)
+    def none(self, like: PerPart) -> Words:
+        """The bitmap of no element, which varies over the same mesh axes as `like`."""
+        zeros = jnp.zeros_like(like[:, :1]).astype(jnp.uint32)
+        return jnp.broadcast_to(zeros, (len(like), bitmap.words(self.elements)))
 
     @abc.abstractmethod
     def count(self, hits: Array) -> PerPart:

@@ -265,7 +265,7 @@ def _bracket(
         trial = jnp.where(inside, outside, low + (high - low) // 2)
         return low, found, high, trial, step * 2, hits, above
 
-    zeros, none = jnp.zeros_like(trial), parts.none(len(trial))
+    zeros, none = jnp.zeros_like(trial), parts.none(trial)
     start = (zeros, zeros, zeros + TOP, trial, zeros + _STEP, none, none)
     *_, hits, above = lax.while_loop(go_on, narrow, start)
     return hits, above

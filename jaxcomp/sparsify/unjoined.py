@@ -284,7 +284,7 @@ class Sample(UnjoinedLeaves):
 
     def _every(self, strides: Sequence[int]) -> Words:
         """The bitmap of the elements in the sample, and of some that fill rows after them."""
-        like = self.none(1)
+        like = self.none(jnp.zeros((1, 1), jnp.int32))
         patterns = [sum(1 << bit for bit in range(0, bitmap.WORD, step)) for step in strides]
         starts = [start // bitmap.WORD for start in self.segments.starts]
         every, pattern, start = (
