@@ -81,6 +81,30 @@ def kernels(run: Callable[[str], Callable[..., Any]]) -> dict[str, Callable[...,
     return own
 
 
+def choose(default: Callable[..., Any], cpu: Callable[..., Any], *args: Any) -> Any:
+    """`by_platform` for functions of trees of arrays, of which a CPU has its own.
+
+    Where a CPU is the default, its function alone is traced: the other one takes as long.
+    """
+    flat, structure = jax.tree.flatten(args)
+
+    def first(*flat: Any) -> Any:
+        return default(*jax.tree.unflatten(structure, flat))
+
+    def own(*flat: Any) -> Any:
+        return cpu(*jax.tree.unflatten(structure, flat))
+
+    def others(*flat: Any) -> list[Any]:
+        return jax.tree.leaves(first(*flat))
+
+    if jax.default_backend() != "cpu":
+        return by_platform(program(first, *flat), {"cpu": own}, *flat)
+    traced, shapes = program(own, *flat)
+    kernels = (("cpu", jex_core.jaxpr_as_fun(traced)),)
+    out = PRIMITIVE.bind(*flat, default=others, own=kernels, traced=traced, split=False)
+    return jax.tree.unflatten(jax.tree.structure(shapes), out)
+
+
 PRIMITIVE = primitive("jaxcomp_by_platform")
 
 

@@ -4,6 +4,7 @@ import abc
 import dataclasses
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -239,6 +240,12 @@ class Codec(Interface, abstract=True):
         size by a program of its own.
         """
         del segments
+        return None
+
+    def leafwise(self) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+        """`encode` and `decode` for one bucket of several leaves, which are not joined but a list
+        of flat arrays; None, the default, to join them.
+        """
         return None
 
     def summable(self, workers: int) -> "Codec":

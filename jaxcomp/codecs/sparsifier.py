@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,14 +12,16 @@ from jax import lax
 from jaxtyping import Int32, UInt32
 
 from jaxcomp import checks
+from jaxcomp.backend import platforms
 from jaxcomp.base import Codec, Facts, Hints
 from jaxcomp.codecs import inner
 from jaxcomp.numerics import addition, exact, noise, segments as segments_
 from jaxcomp.numerics.segments import Segments, change_width
-from jaxcomp.sparsify import leaves, selection
+from jaxcomp.sparsify import leaves
 from jaxcomp.sparsify.choices import Choice
 from jaxcomp.sparsify.competitors import Leaves, Parts, Row
 from jaxcomp.sparsify.indices import Bitmap, EliasFano, Indices
+from jaxcomp.sparsify.unjoined import LONG, UnjoinedLeaves, long_leaves
 from jaxcomp.types import Array, ArrayLike, Key, Weights
 
 _CHOICE = 0x53706172
@@ -146,15 +149,63 @@ class Sparsifier(Codec):
     # Compile it for eager callers too; otherwise hundreds of small operations compile one by one.
     @functools.partial(jax.jit, static_argnums=0)
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[SparsePayload, Any]:
-        n, size = x.shape
-        parts, slots = self._parts(size), self._rooms(size)
-        number_of = len(parts.sizes)
+        return self._encode(key, x, state, self._parts(x.shape[1]), *x.shape)
+
+    def leafwise(self) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+        """A CPU reads and makes long leaves where they lie, unless too few elements are in them."""
+        if self.segments is None or not self.choice.unjoined:
+            return None
+        sizes = self.segments.sizes
+        long = long_leaves(sizes)
+        if 2 * sum(sizes[number] for number in long) <= sum(sizes):
+            return None
+        # Decoding holds less memory beside the joined leaves, so more of them can be joined.
+        longest = [number for number in long if sizes[number] >= 2 * LONG] or long
+        return (
+            functools.partial(self._encode_leaves, self.segments, long),
+            functools.partial(self._decode_leaves, self.segments, longest),
+        )
+
+    def _encode_leaves(
+        self, segments: Segments, long: Sequence[int], key: Key, flat: Any, count: Any, state: Any
+    ) -> tuple[SparsePayload, Any]:
+        def joined(key: Key, flat: Any, count: Any, state: Any) -> tuple[SparsePayload, Any]:
+            return self.encode(key, segments.join(flat), count, state)
+
+        def unjoined(key: Key, flat: Any, _: Any, state: Any) -> tuple[SparsePayload, Any]:
+            parts = UnjoinedLeaves(segments, long)
+            return self._encode(key, parts.split(flat), state, parts, 1, segments.size)
+
+        return platforms.choose(joined, unjoined, key, flat, count, state)
+
+    def _decode_leaves(
+        self,
+        segments: Segments,
+        long: Sequence[int],
+        key: Key,
+        payload: SparsePayload,
+        like: ArrayLike,
+    ) -> tuple[Array, ...]:
+        def joined(key: Key, payload: SparsePayload) -> tuple[Array, ...]:
+            return tuple(segments.cut(self.decode(key, payload, like)))
+
+        def unjoined(key: Key, payload: SparsePayload) -> tuple[Array, ...]:
+            entries = self._entries(key, payload, 1, segments.size, like.dtype, counted=False)
+            return UnjoinedLeaves(segments, long).scatter(*entries, self._rooms(segments.size))
+
+        return platforms.choose(joined, unjoined, key, payload)
+
+    def _encode(
+        self, key: Key, x: Any, state: Any, parts: Parts, n: int, size: int
+    ) -> tuple[SparsePayload, Any]:
+        slots, number_of = self._rooms(size), len(parts.sizes)
         first = key.first * jnp.uint32(number_of)
         start, _ = noise.seeds(noise.fold(key.own, _CHOICE), first, n * number_of)
         start = start.reshape(n, number_of)
-        places, number, state = self.choice.choose(x, start, state, parts)
-        own = places if number is None else leaves.slots(places, number, slots)
-        values = selection.take(x, own.astype(jnp.int32))
+        places, number, state, values = self.choice.choose(x, start, state, parts)
+        if values is None:
+            own = places if number is None else leaves.slots(places, number, slots)
+            values = parts.take(x, own.astype(jnp.int32), slots)
         if number is not None:
             values = jnp.where(slots.real(number), values, 0)
             slot = lax.broadcasted_iota(jnp.int32, places.shape, 1)
@@ -229,24 +280,29 @@ class Sparsifier(Codec):
     ) -> Array:
         """Adds one worker's values, or a one for each of its elements, to the total."""
         n, size = total.shape
+        places, values = self._entries(key, payload, n, size, total.dtype, counted)
+        return total.at[jnp.arange(n)[:, None], places].add(
+            addition.weigh(values, weight),
+            indices_are_sorted=self.segments is None or isinstance(payload.number, tuple),
+            unique_indices=True,
+            mode="drop",
+        )
+
+    def _entries(
+        self, key: Key, payload: SparsePayload, n: int, size: int, dtype: Any, counted: bool
+    ) -> tuple[Array, Array]:
+        """The places and values of one worker in the slots of each part."""
         slots = self._rooms(size)
         places = self.indices.decode(payload.places, slots.size, size).astype(jnp.int32)
-        values = jnp.ones(places.shape, total.dtype)
+        values = jnp.ones(places.shape, dtype)
         if not counted:
-            values = self._decode_values(key, payload.values, n, slots, total.dtype)
-        values = addition.weigh(values.astype(total.dtype), weight)
+            values = self._decode_values(key, payload.values, n, slots, dtype)
         if not isinstance(payload.number, tuple):  # Unused slots get invalid, distinct indices.
             slot = lax.broadcasted_iota(jnp.int32, places.shape, 1)
             number = payload.number.reshape(n, -1)
             places = leaves.slots(places, number, slots)
             places = jnp.where(slots.real(number), places, size + slot)
-        row = jnp.arange(n)[:, None]
-        return total.at[row, places].add(
-            values,
-            indices_are_sorted=self.segments is None or isinstance(payload.number, tuple),
-            unique_indices=True,
-            mode="drop",
-        )
+        return places, values.astype(dtype)
 
     def _encode_values(self, key: Key, values: Array, number: Array | None, slots: Segments) -> Any:
         """The payload of the values: each of its arrays has a row for each bucket."""

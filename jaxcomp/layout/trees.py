@@ -20,7 +20,6 @@ from jaxcomp.layout import batches as batches_, grouping, policy as policy_
 from jaxcomp.layout.batches import Batch, Piece, batch_keys, padded_buckets
 from jaxcomp.layout.policy import Policy
 from jaxcomp.numerics import addition, noise
-from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array, PyTree
 
 
@@ -145,7 +144,7 @@ def stack(batch: Batch, leaves: Sequence[Any]) -> Array:
     """The batch's pieces as `[buckets, size]`, each padded with zeros to whole buckets, or rows."""
     parts = []
     if batch.segments is not None:
-        return _segments_of(batch, batch.segments, leaves)
+        return batch.segments.join(_flat(batch, leaves), batch.slices)
     for piece in batch.pieces:
         flat = jnp.reshape(leaves[piece.leaf], -1).astype(batch.dtype)
         if (piece.start, piece.stop) != (0, flat.shape[0]):
@@ -155,21 +154,9 @@ def stack(batch: Batch, leaves: Sequence[Any]) -> Array:
     return xla.join(parts).reshape(batch.buckets, batch.size)
 
 
-def _segments_of(batch: Batch, segments: Segments, leaves: Sequence[Any]) -> Array:
-    """The leaves one after another in each bucket: its share of every leaf, in whole rows."""
-    parts = []
-    for piece, size, rows in zip(batch.pieces, segments.sizes, segments.lengths, strict=True):
-        flat = jnp.reshape(leaves[piece.leaf], -1).astype(batch.dtype)
-        short = batch.slices * size - flat.shape[0]
-        flat = jnp.pad(flat, (0, short)) if short else flat
-        each, padding = flat.reshape(batch.slices, size), rows * segments.width - size
-        if batch.slices == 1:
-            parts += [flat, jnp.zeros(padding, batch.dtype)] if padding else [flat]
-        else:
-            parts.append(jnp.pad(each, ((0, 0), (0, padding))) if padding else each)
-    if batch.slices == 1:
-        return xla.join(parts).reshape(1, -1)
-    return jnp.concatenate(parts, axis=1)
+def _flat(batch: Batch, leaves: Sequence[Any]) -> list[Array]:
+    """The leaves of a batch of whole leaves."""
+    return [jnp.reshape(leaves[piece.leaf], -1).astype(batch.dtype) for piece in batch.pieces]
 
 
 def stacks(plan: Layout, tree: PyTree) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
@@ -196,31 +183,26 @@ def _whole(plan: Layout, leaves: list[Array | None], dense: Sequence[Array]) -> 
 def _unstacked(
     batches: Sequence[Batch],
     likes: Sequence[jax.ShapeDtypeStruct],
-    stacks: Sequence[Array],
+    stacks: Sequence[Array | tuple[Array, ...]],
     rows: Mapping[int, int] = MappingProxyType({}),
 ) -> list[Array | None]:
-    """The leaves whose batches are `stacks`; None for the others.
+    """The leaves whose batches are `stacks`, or already cut; None for the others.
 
     The parts of a leaf are put together in rows of `rows[leaf]`, if it is among them.
     """
     found: list[list[tuple[int, Array]]] = [[] for _ in likes]
     for batch, whole in zip(batches, stacks, strict=True):
+        if isinstance(whole, tuple):
+            for piece, part in zip(batch.pieces, whole, strict=True):
+                found[piece.leaf].append((0, part))
+            continue
         flat = whole.reshape(-1)
         if len(batch.pieces) == 1 and batch.pieces[0].stop - batch.pieces[0].start == flat.size:
             found[batch.pieces[0].leaf].append((batch.pieces[0].start, flat))
             continue
-        segments = batch.segments
-        if segments is not None and batch.slices > 1:
-            for piece, start, size in zip(
-                batch.pieces, segments.starts, segments.sizes, strict=True
-            ):
-                part = whole[:, start : start + size].reshape(-1)[: piece.stop]
-                found[piece.leaf].append((0, part))
-            continue
-        if segments is not None:
-            parts = xla.cut(flat, segments.starts, segments.sizes)
-            for piece, part in zip(batch.pieces, parts, strict=True):
-                found[piece.leaf].append((0, part))
+        if batch.segments is not None:
+            for piece, part in zip(batch.pieces, batch.segments.cut(whole), strict=True):
+                found[piece.leaf].append((0, part[: piece.stop]))
             continue
         begins, row = [], 0
         for piece in batch.pieces:
@@ -283,8 +265,12 @@ def _encode(
 ) -> tuple[PyTree, ...]:
     payloads = []
     for own, batch in zip(batch_keys(key, batches, worker), batches, strict=True):
-        x, state = stack(batch, leaves), batch.codec.init(batch.like)
-        payload, _ = batch.codec.encode(own, x, batch.counts(), state)
+        count, state = batch.counts(), batch.codec.init(batch.like)
+        both = batch.codec.leafwise() if batch.slices == 1 else None
+        if both is not None:
+            payload, _ = both[0](own, _flat(batch, leaves), count, state)
+        else:
+            payload, _ = batch.codec.encode(own, stack(batch, leaves), count, state)
         payloads.append(payload)
     return tuple(payloads)
 
@@ -341,7 +327,12 @@ def _decode(
         batch = batches[number]
         return batch.codec.decode(keys[number], payload, batch.like)
 
-    return decoded(batches, likes, payloads, one)
+    def leaves_of(number: int, payload: PyTree) -> tuple[Array, ...] | None:
+        batch = batches[number]
+        both = batch.codec.leafwise() if batch.slices == 1 else None
+        return None if both is None else both[1](keys[number], payload, batch.like)
+
+    return decoded(batches, likes, payloads, one, leaves_of=leaves_of)
 
 
 def decoded(
@@ -350,6 +341,7 @@ def decoded(
     payloads: Sequence[PyTree],
     decode: Callable[[int, PyTree], Array],
     leading: int = 1,
+    leaves_of: Callable[[int, PyTree], tuple[Array, ...] | None] = lambda *_: None,
 ) -> list[Array | None]:
     """The leaves that are in batches, from `decode(number, payload)` of each; None for the others.
 
@@ -359,9 +351,14 @@ def decoded(
         payloads: one payload for each batch.
         decode: a function that decodes a batch's payload to `[buckets, size]`.
         leading: the number of axes of the payloads before those of a bucket.
+        leaves_of: a function that decodes a batch's payload to its leaves, each flat, where the
+            codec can; None where the leaves are cut from what `decode` returns.
     """
     found, rows = [], {}
     for number, (batch, payload) in enumerate(zip(batches, payloads, strict=True)):
+        if (leaves := leaves_of(number, payload)) is not None:
+            found.append(leaves)
+            continue
         one = functools.partial(decode, number)
         lanes = batches_.lanes(payload, batch.size, leading)
         if batch.parted:  # Decoded while the parts of the leaf are joined.

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Bool, Int32
 
+from jaxcomp.backend import xla
 from jaxcomp.types import Array
 
 _WIDTHS = (32, 64, 160, 320, 640, 1280, 2560)
@@ -25,6 +26,9 @@ _PADDING = 1 / 256
 
 _MOST_ROWS = 2**15
 """The most rows of a segment, so that sums of 15-bit numbers fit a word."""
+
+_MOST_COMPARED = 2**20
+"""Comparisons of rows with segments that are made at once; a CPU holds them, in 4 MB."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +77,29 @@ class Segments:
     def ends(self) -> tuple[int, ...]:
         """The element after the last row of each segment."""
         return (*self.starts[1:], self.size)
+
+    def join(self, leaves: Sequence[Array], slices: int = 1) -> Array:
+        """Flat leaves one after another in each bucket, `[slices, size]`: its slice of every leaf,
+        filled up with zeros to whole rows.
+        """
+        parts = []
+        for leaf, size, rows in zip(leaves, self.sizes, self.lengths, strict=True):
+            short, padding = slices * size - leaf.size, rows * self.width - size
+            if slices == 1:
+                parts += [leaf, jnp.zeros(padding, leaf.dtype)] if padding else [leaf]
+                continue
+            each = (jnp.pad(leaf, (0, short)) if short else leaf).reshape(slices, size)
+            parts.append(jnp.pad(each, ((0, 0), (0, padding))) if padding else each)
+        return xla.join(parts)[None] if slices == 1 else jnp.concatenate(parts, axis=1)
+
+    def cut(self, buckets: Array) -> list[Array]:
+        """The inverse of `join`; a leaf that slices do not divide ends in zeros."""
+        if buckets.shape[0] == 1:
+            return xla.cut(buckets.reshape(-1), self.starts, self.sizes)
+        return [
+            buckets[:, start : start + size].reshape(-1)
+            for start, size in zip(self.starts, self.sizes, strict=True)
+        ]
 
     # Jitted, so that a program has them once, however often it calls them.
     @functools.partial(jax.jit, static_argnums=0)
@@ -130,6 +157,9 @@ class Segments:
         """The segment of each row: counted in the program, since a table would be part of it."""
         # The barrier keeps the compiler from folding the table to a constant, which takes seconds.
         begins = lax.optimization_barrier(jnp.asarray(self.begins[1:], jnp.int32))
+        if self.rows * self.number <= _MOST_COMPARED:  # One kernel, where a running sum is several.
+            row = lax.iota(jnp.int32, self.rows)[:, None]
+            return lax.optimization_barrier(jnp.sum(row >= begins, axis=1, dtype=jnp.int32))
         marks = jnp.zeros(self.rows, jnp.int32).at[begins].add(1, indices_are_sorted=True)
         return jnp.cumsum(marks, dtype=jnp.int32)
 

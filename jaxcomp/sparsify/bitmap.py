@@ -5,6 +5,8 @@ elements: one pass over the elements makes it, and all further work is on the wo
 chosen elements.
 """
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -49,6 +51,24 @@ def of(hits: Bool[Array, "n size"]) -> Words:
     return _in_groups(flat)[:, : n * words(size)].reshape(n, -1)
 
 
+def of_words(hits: Bool[Array, "n size"]) -> Words:
+    """`of`, word by word: twice as fast on a CPU if it is compiled separately, with the comparison.
+
+    Otherwise XLA fuses it into each consumer, which then reads all elements.
+    """
+    n, size = hits.shape
+    whole = size // WORD * WORD
+    parts = [hits[:, :whole]] if whole else []
+    missing = WORD * words(size) - whole
+    if missing:
+        parts.append(jnp.pad(hits[:, whole:], ((0, 0), (0, missing - (size - whole)))))
+    found = []
+    for part in parts:
+        bits = part.reshape(n, -1, WORD).astype(jnp.uint32) << np.arange(WORD, dtype=np.uint32)
+        found.append(jnp.sum(bits, axis=2, dtype=jnp.uint32))
+    return found[0] if len(found) == 1 else jnp.concatenate(found, axis=1)
+
+
 def _in_groups(hits: Bool[Array, "n size"]) -> Words:
     """`of` for whole groups, and for a padded part of a group."""
     whole = hits.shape[1] // _GROUP * _GROUP
@@ -91,8 +111,13 @@ def places(bitmap: Words, k: int, kept: Kept) -> Int32[Array, "n k"]:
         >>> places(of(jnp.array([[False, True, True]])), 2, from_first(1))
         Array([[1, 2]], dtype=int32)
     """
+    return _compile_places(k)(bitmap, *kept)
+
+
+@functools.lru_cache(maxsize=256)
+def _compile_places(k: int) -> Callable[..., Array]:
     # Compile it separately: fused with its consumers, each would compute the positions again.
-    return xla.compile_separately(lambda bitmap, *kept: _places(bitmap, k, *kept))(bitmap, *kept)
+    return xla.compile_separately(lambda bitmap, *kept: _places(bitmap, k, *kept))
 
 
 def _places(bitmap: Array, k: int, base: Array, gap: Array, skip: Array) -> Int32[Array, "n k"]:
@@ -139,6 +164,45 @@ def first(bitmap: Words, k: Int32[Array, "n #words"]) -> Words:
     return jnp.where(left <= 0, jnp.uint32(0), jnp.where(whole, bitmap, bitmap & below))
 
 
+def _running(numbers: Int32[Array, "n size"]) -> Int32[Array, "n size"]:
+    """The sum of the numbers up to each one."""
+
+    def one_by_one(numbers: Array) -> Array:
+        return jnp.cumsum(numbers, axis=1)
+
+    def in_rows(numbers: Array) -> Array:
+        n, size = numbers.shape
+        rows = jnp.pad(numbers, ((0, 0), (0, -size % WORD))).reshape(n, -1, WORD)
+        running = _running_in_rows(rows)
+        ends = running[..., -1]
+        ahead = (in_rows if ends.shape[1] > 4 * _GROUP else one_by_one)(ends) - ends
+        return (running + ahead[..., None]).reshape(n, -1)[:, :size]
+
+    if numbers.shape[1] <= 4 * _GROUP:
+        return one_by_one(numbers)
+    # A CPU adds one by one in 9 to 18 ns a number.
+    return lax.platform_dependent(numbers, cpu=in_rows, default=one_by_one)
+
+
+def _running_in_rows(rows: Int32[Array, "n rows width"]) -> Int32[Array, "n rows width"]:
+    """The sum of the numbers of each row up to each one; sums are below 2²⁴."""
+
+    def doubled(rows: Array) -> Array:
+        step = 1
+        while step < rows.shape[2]:
+            shifted = jnp.pad(rows[..., :-step], ((0, 0), (0, 0), (step, 0)))
+            rows, step = lax.optimization_barrier(rows + shifted), 2 * step
+        return rows
+
+    def multiplied(rows: Array) -> Array:  # A CPU shifts lanes slower than it multiplies matrices.
+        width = rows.shape[2]
+        ones = jnp.triu(jnp.ones((width, width), jnp.float32))
+        sums = jnp.matmul(rows.astype(jnp.float32), ones, precision=lax.Precision.HIGHEST)
+        return lax.optimization_barrier(sums.astype(jnp.int32))
+
+    return lax.platform_dependent(rows, cpu=multiplied, default=doubled)
+
+
 def _group_words(bitmap: Array) -> int:
     """The words of a group, fewer than 32 if the bitmap is shorter."""
     return min(WORD, bitmap.shape[1])
@@ -159,12 +223,10 @@ class _Before(NamedTuple):
 def _before(bitmap: Array) -> _Before:
     n = bitmap.shape[0]
     ones = lax.population_count(bitmap).astype(jnp.int32)
-    running = ones = ones.reshape(n, -1, _group_words(bitmap))
-    for step in reversed(_halves(bitmap)):
-        shifted = jnp.pad(running[..., :-step], ((0, 0), (0, 0), (step, 0)))
-        running = lax.optimization_barrier(running + shifted)
+    ones = ones.reshape(n, -1, _group_words(bitmap))
+    running = _running_in_rows(ones)
     sizes = running[..., -1]
-    groups = jnp.cumsum(sizes, axis=1)
+    groups = _running(sizes)
     return _Before((running - ones).reshape(n, -1), groups - sizes)
 
 
@@ -180,7 +242,7 @@ def _group_of(
     slot = jnp.where(slot < gap, slot, jnp.maximum(slot - skip, gap))
     row = jnp.arange(n)[:, None]
     marks = jnp.zeros((n, k), jnp.int32).at[row, jnp.maximum(slot, 0)].add(1, mode="drop")
-    return jnp.cumsum(marks, axis=1) - 1
+    return _running(marks) - 1
 
 
 def _of(hits: Bool[Array, "n size"]) -> Words:

@@ -32,11 +32,13 @@ class Chosen(NamedTuple):
             of all parts mean nothing.
         number: how many of each part were found, or None where the room is always filled.
         state: of the rule, for the next step.
+        values: the elements at these places, or None where the rule did not read them.
     """
 
     places: UInt32[Array, "n room"]
     number: PerPart | None
     state: Any
+    values: Array | None = None
 
 
 class Choice(Interface, abstract=True):
@@ -48,12 +50,14 @@ class Choice(Interface, abstract=True):
             instead of what `init` makes.
         span: the largest ratio of the largest element to a chosen element.
         homogeneous: whether the choice is the same for an input `2^k` times as large.
+        unjoined: whether it can read leaves that are not joined, as `UnjoinedLeaves`.
     """
 
     fills: bool
     guided = False
     homogeneous: bool
     span = math.inf
+    unjoined = False
 
     @abc.abstractmethod
     def room(self, size: int) -> int:
@@ -65,11 +69,11 @@ class Choice(Interface, abstract=True):
         return ()
 
     @abc.abstractmethod
-    def choose(self, x: Array, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
+    def choose(self, x: Any, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
         """Places in each of the buckets `x`.
 
         Args:
-            x: `[n, size]`, filled up with zeros.
+            x: `[n, size]`, filled up with zeros; or an `Unjoined`.
             start: a random word for each part of a bucket.
             state: of the rule.
             parts: which elements compete: those of a bucket, or of each leaf in it.
@@ -95,6 +99,7 @@ class Largest(Choice):
     fraction: int | float
     fills = True
     homogeneous = True
+    unjoined = True
 
     def __post_init__(self):
         checks.fraction(self.fraction)
@@ -102,9 +107,10 @@ class Largest(Choice):
     def room(self, size: int) -> int:
         return share(self.fraction, size)
 
-    def choose(self, x: Array, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
+    def choose(self, x: Any, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
         del start
-        return Chosen(_largest(x, self._rooms(parts), parts), None, state)
+        places, values = _largest(x, self._rooms(parts), parts)
+        return Chosen(places, None, state, values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +126,7 @@ class AtLeast(Choice):
     fraction: int | float
     fills = False
     homogeneous = False
+    unjoined = True
 
     def __post_init__(self):
         checks.positive("value", self.value)
@@ -128,10 +135,10 @@ class AtLeast(Choice):
     def room(self, size: int) -> int:
         return share(self.fraction, size)
 
-    def choose(self, x: Array, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
+    def choose(self, x: Any, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
         # Zeros reach no threshold, not even one below the smallest float32.
         low = max(1, int(np.float32(self.value).view(np.int32)))
-        hits = parts.reach(x, jnp.full((len(x), len(parts.sizes)), low, jnp.int32))
+        hits = parts.reach(x, jnp.full((len(start), len(parts.sizes)), low, jnp.int32))
         return Chosen(*as_many_as_fit(x, hits, self._rooms(parts), start, parts), state)
 
 
@@ -164,41 +171,52 @@ class Sampled(Choice):
         checks.number("least", self.least, 0.0, 1.0)
         checks.number("most", self.most, 1.0)
 
+    @property
+    def unjoined(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Not where zeros are sent, among which zeros that fill rows would count."""
+        return self.most * self.fraction < 0.9
+
     def room(self, size: int) -> int:
         return share(min(1.0, self.most * self.fraction), size)
 
-    def choose(self, x: Array, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
+    def choose(self, x: Any, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
         rooms, ks = self._rooms(parts), tuple(share(self.fraction, size) for size in parts.sizes)
         above = tuple(max(400, round(self.sample * k)) for k in ks)
         least = jnp.asarray([math.ceil(self.least * k) for k in ks], jnp.int32)[None]
 
         def few(state: Any) -> Array:
             turn, _, hits = state
-            return (turn < 10) & jnp.any(parts.ones(hits) < least)
+            return (turn < 0) | (turn < 10) & jnp.any(parts.ones(hits) < least)
 
         def lower(state: Any) -> Any:
             turn, low, hits = state
             value = lax.bitcast_convert_type(low, jnp.float32) * jnp.float32(0.8)
             lowered = jnp.maximum(lax.bitcast_convert_type(value, jnp.int32), 1)
-            low = jnp.where(parts.ones(hits) < least, lowered, low)
+            low = jnp.where((turn >= 0) & (parts.ones(hits) < least), lowered, low)
             # The barrier keeps the compiler from storing the bits of all elements first.
             elements, low = lax.optimization_barrier((x, low))
             return turn + 1, low, parts.reach(elements, low)
 
-        if isinstance(parts, Leaves):
-            low = leaves.estimate(x, ks, above, parts.segments)
+        if isinstance(parts, Leaves):  # Read in the loop alone: each leaf may be a kernel.
+            low = leaves.estimate(x, ks, above, parts)
+            begin = -1, low, parts.none(low)
         else:
             low = selection.estimate(x, ks[0], above[0])
-        *_, hits = lax.while_loop(few, lower, (0, low, parts.reach(x, low)))
-        places, number = as_many_as_fit(x, hits, rooms, start, parts)
+            begin = 0, low, parts.reach(x, low)
+        _, low, hits = lax.while_loop(few, lower, begin)
+        if isinstance(parts, Leaves):
+            places, number = leaves.first(hits, rooms, parts)
+        else:
+            places, number = as_many_as_fit(x, hits, rooms, start, parts)
         reached = parts.ones(hits)
         many = reached > jnp.asarray(rooms, jnp.int32)[None]
         slots, exact = Segments(rooms, 1), Segments(ks, 1)
 
         kept = jnp.where(many, jnp.asarray(ks, jnp.int32), number)
 
-        def exactly(x: Array) -> Array:
-            largest = change_width(_largest(x, ks, parts), exact, slots)
+        def exactly(x: Any) -> Array:
+            largest, _ = _largest(x, ks, parts, low)
+            largest = change_width(largest, exact, slots)
             found = leaves.slots(places, number, slots)
             found = jnp.where(slots.per_element(many), largest, found)
             return leaves.from_slots(found, kept, slots)
@@ -239,7 +257,7 @@ class NearLargest(Choice):
         """The largest ratio of the largest element to a chosen element."""
         return 2 ** ((self.most + 0.5) / self.per_octave)
 
-    def choose(self, x: Array, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
+    def choose(self, x: Any, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
         rooms, top = self._rooms(parts), parts.largest(x)
         ratios = jnp.asarray(np.exp2(-(np.arange(self.most + 1) + 0.5) / self.per_octave))
 
@@ -265,11 +283,11 @@ class NearLargest(Choice):
 
 
 def as_many_as_fit(
-    x: Array, hits: Words, rooms: tuple[int, ...], start: UInt32[Array, "n parts"], parts: Parts
+    x: Any, hits: Words, rooms: tuple[int, ...], start: UInt32[Array, "n parts"], parts: Parts
 ) -> tuple[UInt32[Array, "n room"], PerPart]:
     """As many hits of each part as there is room for, non-finite elements included."""
     if isinstance(parts, Leaves):
-        return leaves.as_many_as_fit(x, hits, rooms, start, parts.segments)
+        return leaves.as_many_as_fit(x, hits, rooms, start, parts)
 
     over = jnp.any(bitmap.count(hits) > rooms[0])
     needed = lax.cond(over, parts.nonfinite, lambda x: jnp.zeros_like(x[:, :1], jnp.int32) - 1, x)
@@ -277,7 +295,10 @@ def as_many_as_fit(
     return places, number[:, None]
 
 
-def _largest(x: Array, ks: tuple[int, ...], parts: Parts) -> UInt32[Array, "n k"]:
+def _largest(
+    x: Any, ks: tuple[int, ...], parts: Parts, low: PerPart | None = None
+) -> tuple[UInt32[Array, "n k"], Array | None]:
+    """Their places, and the elements if they were read; see `leaves.top_k`."""
     if isinstance(parts, Leaves):
-        return leaves.top_k(x, ks, parts.segments)
-    return selection.top_k(x, ks[0])
+        return leaves.top_k(x, ks, parts, low)
+    return selection.top_k(x, ks[0]), None

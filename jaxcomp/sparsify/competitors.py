@@ -3,10 +3,11 @@
 import abc
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Int32
+from jaxtyping import Int16, Int32
 
 from jaxcomp.backend import xla
 from jaxcomp.numerics.segments import Segments
@@ -17,7 +18,11 @@ from jaxcomp.types import Array
 
 PerPart = Int32[Array, "n parts"]
 INF = 0x7F800000
-_TOP = 0x7FFFFFFF
+TOP = 0x7FFFFFFF
+"""Above the `size_bits` of every element."""
+
+_TOPS = 3
+"""Groups of a leaf, as a multiple of the elements that are wanted."""
 
 _FAN = 16
 _LANES = 32
@@ -30,15 +35,25 @@ _FEWEST_LANES = 16
 """`_LANES` in shorter rows: the lanes of one register."""
 
 
-def size_bits(x: Array) -> Int32[Array, "n size"]:
+def size_bits(x: Array) -> Int32[Array, "..."]:
     """`|x|` as integers of the same order, NaN above infinity; float64 is rounded to float32."""
-    return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32) & _TOP
+    return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32) & TOP
 
 
 class Parts(abc.ABC):
     """Counts and comparisons of the elements of `[n, size]`; those of one part compete."""
 
     sizes: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Elements of a row, with those between its parts."""
+        return sum(self.sizes)
+
+    def none(self, like: PerPart) -> Words:
+        """The bitmap of no element, which varies over the same mesh axes as `like`."""
+        zeros = jnp.zeros_like(like[:, :1]).astype(jnp.uint32)
+        return jnp.broadcast_to(zeros, (len(like), bitmap.words(self.elements)))
 
     @abc.abstractmethod
     def count(self, hits: Array) -> PerPart:
@@ -57,12 +72,25 @@ class Parts(abc.ABC):
         """The number of ones of a bitmap in each part."""
 
     @abc.abstractmethod
+    def first(self, hits: Words, k: PerPart) -> Words:
+        """The bitmap of the first `k` ones of each part."""
+
+    @abc.abstractmethod
+    def per_word(self, values: Array, like: Words) -> Array:
+        """The value of each word's part, in a shape that a bitmap can be compared with."""
+
+    @abc.abstractmethod
     def spread(self, values: Array) -> Array:
         """The value of each element's part, in a shape that `[n, size]` can be compared with."""
 
     @abc.abstractmethod
     def top(self, numbers: Int32[Array, "n size"]) -> PerPart:
         """The largest number of each part; numbers are at least -1."""
+
+    def take(self, x: Any, places: Int32[Array, "n k"], slots: Segments) -> Array:
+        """The elements at these places of each row; `slots` has those of each part."""
+        del slots
+        return jnp.take_along_axis(x, places, axis=1, mode="clip")
 
     def largest(self, x: Array) -> PerPart:
         """The largest `|x|` of each part, as `size_bits`."""
@@ -92,6 +120,12 @@ class Row(Parts):
     def ones(self, hits: Words) -> PerPart:
         return bitmap.count(hits)[:, None]
 
+    def first(self, hits: Words, k: PerPart) -> Words:
+        return bitmap.first(hits, k)
+
+    def per_word(self, values: Array, like: Words) -> Array:
+        return values
+
     def spread(self, values: Array) -> Array:
         return values
 
@@ -103,7 +137,14 @@ class Row(Parts):
 
 
 class Leaves(Parts):
-    """Each segment is a part."""
+    """Each segment is a part.
+
+    Args:
+        segments: of a row.
+    """
+
+    order: tuple[int, ...] | None = None
+    """The numbers of the parts in the order of `tops`, if it is another one."""
 
     def __init__(self, segments: Segments):
         self.segments, self.sizes = segments, segments.sizes
@@ -117,7 +158,7 @@ class Leaves(Parts):
         return self.segments.total(_fold_lanes(rows.astype(jnp.int32), _sum))
 
     def reach(self, x: Array, low: PerPart) -> Words:
-        return _compile_reach(self.segments)(x, low)
+        return compile_reach(self.segments)(x, low)
 
     def ones(self, hits: Words) -> PerPart:
         each = self.segments.width // bitmap.WORD
@@ -128,17 +169,42 @@ class Leaves(Parts):
     def spread(self, values: Array) -> Array:
         return self.segments.per_element(values)
 
+    def tops(
+        self, x: Any, ks: tuple[int, ...]
+    ) -> tuple[Int16[Array, "n groups"], Segments, tuple[int, ...]]:
+        """The upper halves of the maxima of groups of elements, their segments, and how many of
+        each segment's are as large as about `k` of its elements.
+        """
+        n, width = x.shape[0], self.segments.width
+        wanted = _TOPS * sum(ks) / sum(self.segments.sizes)
+        # Divisors of a row; those below the lanes also divide the lanes.
+        fit = (g for g in range(1, width + 1) if width % g == 0)
+        fit = (g for g in fit if g >= _LANES or _LANES % g == 0)
+        groups = next(g for g in fit if g >= min(wanted * width, width))
+        tops = size_bits(x).reshape(n, self.segments.rows, width)
+        for lanes in (max(_LANES, groups), groups):  # Fewer lanes leave most of a register idle.
+            if lanes < tops.shape[2]:
+                tops = tops.reshape(n, self.segments.rows, -1, lanes)
+                tops = lax.optimization_barrier(jnp.max(tops, axis=2))
+        tops = lax.optimization_barrier((tops >> 16).astype(jnp.int16)).reshape(n, -1)
+        return tops, Segments(tuple(rows * groups for rows in self.segments.lengths), groups), ks
+
     def ahead(self, hits: Words) -> PerPart:
         """The ones of a bitmap before each part."""
         found = self.ones(hits)
         return jnp.cumsum(found, axis=1, dtype=jnp.int32) - found
 
     def first(self, hits: Words, k: PerPart) -> Words:
-        """The bitmap of the first `k` ones of each part."""
-        rows = self.segments.per_row(self.ahead(hits) + k)
-        each = jnp.repeat(rows, self.segments.width // bitmap.WORD, axis=1)
-        beyond = hits.shape[1] - each.shape[1]
-        return bitmap.first(hits, jnp.pad(each, ((0, 0), (0, beyond))))
+        return bitmap.first(hits, self.per_word(self.ahead(hits) + k, hits))
+
+    def per_word(self, values: Array, like: Words) -> Array:
+        each = self.segments.width // bitmap.WORD
+        words = jnp.repeat(self.segments.per_row(values), each, axis=1)
+        return jnp.pad(words, ((0, 0), (0, like.shape[1] - words.shape[1])))
+
+    @property
+    def elements(self) -> int:
+        return self.segments.size
 
     def top(self, numbers: Int32[Array, "n size"]) -> PerPart:
         return self.segments.largest(_fold_lanes(self._lanes(numbers), jnp.max) + 1) - 1
@@ -161,11 +227,12 @@ def _fold_lanes(lanes: Int32[Array, "n rows fan lanes"], reduce: Callable[..., A
 
 
 @functools.lru_cache(maxsize=256)
-def _compile_reach(segments: Segments) -> Callable[..., Array]:
+def compile_reach(segments: Segments) -> Callable[..., Array]:
     """One function of a program, however often it is used."""
 
     def separate(x: Array, low: Array) -> Array:
-        return bitmap.of(size_bits(x) >= segments.per_element(low))
+        hits = size_bits(x) >= segments.per_element(low)
+        return lax.platform_dependent(hits, cpu=bitmap.of_words, default=bitmap.of)
 
     return xla.compile_separately(separate)
 

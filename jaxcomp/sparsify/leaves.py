@@ -1,8 +1,11 @@
 """Selection in buckets of several leaves: as many elements of each leaf as it would send alone."""
 
 import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Int32, Integer, UInt32
 
@@ -11,71 +14,85 @@ from jaxcomp.numerics.segments import Segments
 from jaxcomp.sparsify import bitmap, selection
 from jaxcomp.sparsify.bitmap import Words
 from jaxcomp.sparsify.competitors import Leaves, PerPart, size_bits
+from jaxcomp.sparsify.unjoined import Sample, UnjoinedLeaves
 from jaxcomp.types import Array
 
-_TOPS = 3
-"""Groups of a leaf, as a multiple of the elements that are wanted."""
-
-_LANES = 32
-_NARROW = 32
-"""Elements of a row of candidates."""
+_WIDTHS = (512, 128, 32)
+"""Elements of a row of candidates: the widest whose padding is an eighth at most."""
 
 
-def top_k(x: Array, ks: tuple[int, ...], segments: Segments) -> UInt32[Array, "n k"]:
-    """Places of the `k` largest `|x|` of each segment, ascending; ties go to the lower place.
+def top_k(
+    x: Any, ks: tuple[int, ...], parts: Leaves, low: PerPart | None = None
+) -> tuple[UInt32[Array, "n k"], Array]:
+    """Places of the `k` largest `|x|` of each segment, ascending, and these elements; ties go to
+    the lower place.
 
-    A threshold that at least `k` elements of a segment reach is that of the `k`-th largest group of
-    its elements. Few more reach it, unless large elements lie together: then the threshold is
-    raised until few do. Among these candidates, the `k`-th largest is found digit by digit.
+    Among few candidates, the `k`-th largest is found digit by digit.
+
+    Args:
+        x: the elements.
+        ks: the number of each segment.
+        parts: the segments.
+        low: about the threshold that `k` elements reach; None to find it.
     """
-    n, parts = x.shape[0], Leaves(segments)
+    found = _candidates(x, ks, parts, low)
+    own, k = Leaves(found.slots), _numbers(ks, len(found.places))
+    last = own.spread(selection.kth_largest(found.sizes, k, own))
+    chosen = selection.at_most(
+        bitmap.of(found.sizes >= last), bitmap.of(found.sizes > last), k, own
+    )
+    chosen = bitmap.places(chosen, sum(ks), bitmap.from_first(len(k)))
+    places, values = (
+        jnp.take_along_axis(each, chosen, axis=1) for each in (found.places, found.values)
+    )
+    return places.astype(jnp.uint32), values
+
+
+class _Candidates(NamedTuple):
+    """Elements among which are the largest ones of each segment.
+
+    Attributes:
+        places: ascending, in the slots of each segment.
+        values: the elements.
+        sizes: `size_bits`, -1 in slots that are not used.
+        slots: those of each segment.
+    """
+
+    places: Int32[Array, "n slots"]
+    values: Array
+    sizes: Int32[Array, "n slots"]
+    slots: Segments
+
+
+def _candidates(
+    x: Any, ks: tuple[int, ...], parts: Leaves, low: PerPart | None = None
+) -> _Candidates:
+    """The `k` largest of each segment and a few more; first zeros where too few are not zero."""
+    low = _least_reached(x, ks, parts) if low is None else low
     rooms = tuple(
         min(size, k + k // 4 + 3 * math.isqrt(k) + 8)
-        for size, k in zip(segments.sizes, ks, strict=True)
+        for size, k in zip(parts.sizes, ks, strict=True)
     )
-    k, room = _numbers(ks, n), _numbers(rooms, n)
-    low = jnp.maximum(_least_reached(x, ks, segments), 1)
-    hits = parts.reach(x, low)
-    found = parts.ones(hits)
-
-    def raise_threshold(x: Array, low: Array, found: Array) -> tuple[Array, Array]:
-        low, found = selection.bracket(x, jnp.minimum(k, found), room, low, parts)
-        kept = _at_most(parts.reach(x, low), parts.reach(x, low + 1), room, parts)
-        return kept, parts.ones(kept)
-
-    over = jnp.any(found > room)
-    hits, found = lax.cond(over, raise_threshold, lambda *_: (hits, found), x, low, found)
-
-    def fill(x: Array, hits: Array, found: Array) -> Array:  # With zeros, the first ones.
-        zeros = ~parts.reach(x, jnp.ones_like(found))
-        return hits | parts.first(zeros, jnp.maximum(k - found, 0))
-
-    lacks = jnp.any(found < k)
-    hits = lax.cond(lacks, fill, lambda _, hits, __: hits, x, hits, found)
-    candidates = Segments(rooms, _NARROW)
-    number = jnp.maximum(found, k)
-    places = slots(bitmap.places(hits, sum(rooms), bitmap.from_first(n)), number, candidates)
-    real = candidates.real(number)
-    sizes = jnp.where(real, size_bits(selection.take(x, places)), -1)
-    own = Leaves(candidates)
-    last = own.spread(selection.kth_largest(sizes, k, own))
-    chosen = _at_most(bitmap.of(sizes >= last), bitmap.of(sizes > last), k, own)
-    chosen = bitmap.places(chosen, sum(ks), bitmap.from_first(n))
-    return jnp.take_along_axis(places, chosen, axis=1).astype(jnp.uint32)
-
-
-def _at_most(reached: Words, above: Words, room: PerPart, parts: Leaves) -> Words:
-    """Those above a threshold, and as many of those at it as there is room for."""
-    left = jnp.maximum(room - parts.ones(above), 0)
-    return above | parts.first(reached & ~above, left)
+    k, room = _numbers(ks, len(low)), _numbers(rooms, len(low))
+    hits = selection.enclose(x, k, room, jnp.maximum(low, 1), parts)
+    own = next(
+        own
+        for own in (Segments(rooms, width) for width in _WIDTHS)
+        if own.width == 32 or 8 * own.size <= 9 * sum(rooms)
+    )
+    number = parts.ones(hits)
+    places = slots(bitmap.places(hits, sum(rooms), bitmap.from_first(len(k))), number, own)
+    values = parts.take(x, places, own)
+    sizes = jnp.where(own.real(number), size_bits(values), -1)
+    return _Candidates(places, values, sizes, own)
 
 
 def as_many_as_fit(
-    x: Array,
+    x: Any,
     hits: Words,
     rooms: tuple[int, ...],
     start: UInt32[Array, "n segments"],
-    segments: Segments,
+    parts: Leaves,
 ) -> tuple[UInt32[Array, "n room"], Int32[Array, "n segments"]]:
     """Places of as many hits of each segment as there is room for, and how many they are.
 
@@ -83,16 +100,16 @@ def as_many_as_fit(
     `selection.some`. Non-finite elements are never left out.
 
     Args:
-        x: `[n, size]`.
+        x: the elements.
         hits: as from `bitmap.of`.
         rooms: places for each segment.
         start: a random word for each segment.
-        segments: of each row.
+        parts: the segments.
     """
-    n, parts, room = x.shape[0], Leaves(segments), _numbers(rooms, x.shape[0])
+    n, room = len(start), _numbers(rooms, len(start))
     total = parts.ones(hits)
 
-    def trim(x: Array, hits: Array) -> Array:
+    def trim(x: Any, hits: Array) -> Array:
         over = jnp.maximum(total - room, 0)
         begin = (start % jnp.maximum(total, 1).astype(jnp.uint32)).astype(jnp.int32)
         needed = parts.nonfinite(x)
@@ -107,6 +124,17 @@ def as_many_as_fit(
 
     hits = lax.cond(jnp.any(total > room), trim, lambda _, hits: hits, x, hits)
     places = bitmap.places(hits, sum(rooms), bitmap.from_first(n))
+    return places.astype(jnp.uint32), jnp.minimum(total, room)
+
+
+def first(
+    hits: Words, rooms: tuple[int, ...], parts: Leaves
+) -> tuple[UInt32[Array, "n room"], Int32[Array, "n segments"]]:
+    """Places of the first hits of each segment, and how many they are."""
+    total, room = parts.ones(hits), _numbers(rooms, len(hits))
+    over = jnp.any(total > room)
+    hits = lax.cond(over, lambda hits: parts.first(hits, room), lambda hits: hits, hits)
+    places = bitmap.places(hits, sum(rooms), bitmap.from_first(len(hits)))
     return places.astype(jnp.uint32), jnp.minimum(total, room)
 
 
@@ -134,50 +162,44 @@ def from_slots(
 
 
 def estimate(
-    x: Array, ks: tuple[int, ...], above: tuple[int, ...], segments: Segments
+    x: Any, ks: tuple[int, ...], above: tuple[int, ...], parts: Leaves
 ) -> Int32[Array, "n segments"]:
     """About the threshold that `k` elements of each segment reach, as `size_bits`, from samples at
     equal distances that hold about `above` of them.
     """
-    n = x.shape[0]
     strides = [
         max(1, min(int(size * 2**-16), int(k / many)))
-        for size, k, many in zip(segments.sizes, ks, above, strict=True)
+        for size, k, many in zip(parts.sizes, ks, above, strict=True)
     ]
     strides = [stride - 1 + stride % 2 if stride >= 3 else 1 for stride in strides]
-    sizes = tuple(-(-s // stride) for s, stride in zip(segments.sizes, strides, strict=True))
-    sampled = segments_.of(sizes)
-    at = sampled.place(n) * sampled.per_element(_numbers(strides, n))
-    at = at + sampled.per_element(_numbers(segments.starts, n))
-    real = sampled.real(_numbers(sizes, n))
-    sample = jnp.where(real, size_bits(selection.take(x, at)), -1)
+    sizes = tuple(-(-s // stride) for s, stride in zip(parts.sizes, strides, strict=True))
     wanted = tuple(
         min(seen, max(1, round(k * seen / size)))
-        for k, seen, size in zip(ks, sizes, segments.sizes, strict=True)
+        for k, seen, size in zip(ks, sizes, parts.sizes, strict=True)
     )
-    return selection.kth_largest(sample, _numbers(wanted, n), Leaves(sampled))
+    if isinstance(parts, UnjoinedLeaves):
+        # As large a threshold as for all elements, of which few more than wanted are in the sample.
+        found = _candidates(x, wanted, Sample(parts, strides), _least_reached(x, ks, parts))
+        numbers, own = found.sizes, found.slots
+    else:
+        n, own = len(x), segments_.of(sizes)
+        at = own.place(n) * own.per_element(_numbers(strides, n))
+        at = at + own.per_element(_numbers(parts.segments.starts, n))
+        real = own.real(_numbers(sizes, n))
+        numbers = jnp.where(real, size_bits(selection.take(x, at)), -1)
+    return selection.kth_largest(numbers, _numbers(wanted, len(numbers)), Leaves(own))
 
 
-def _least_reached(x: Array, ks: tuple[int, ...], segments: Segments) -> Int32[Array, "n segments"]:
-    """A threshold that at least `k` elements of each segment reach, or zero: the upper half of the
-    `k`-th largest of the maxima of groups of each row's elements.
+def _least_reached(x: Any, ks: tuple[int, ...], parts: Leaves) -> Int32[Array, "n segments"]:
+    """A threshold that `k` elements of each segment or a few more reach, rarely fewer, or zero: the
+    upper half of one of the largest maxima of groups of elements.
     """
-    n, width = x.shape[0], segments.width
-    wanted = _TOPS * sum(ks) * width / sum(segments.sizes)
-    # Divisors of a row; those below the lanes also divide the lanes.
-    fit = (g for g in range(1, width + 1) if width % g == 0 and (g >= _LANES or _LANES % g == 0))
-    groups = next(g for g in fit if g >= min(wanted, width))
-    tops = size_bits(x).reshape(n, segments.rows, width)
-    for lanes in (max(_LANES, groups), groups):  # Fewer lanes would leave most of a register idle.
-        if lanes < tops.shape[2]:
-            tops = tops.reshape(n, segments.rows, -1, lanes)
-            tops = lax.optimization_barrier(jnp.max(tops, axis=2))
-    tops = lax.optimization_barrier((tops >> 16).astype(jnp.int16)).reshape(n, -1)
-    grouped = Segments(tuple(rows * groups for rows in segments.lengths), groups)
-    found = selection.kth_largest(tops, _numbers(ks, n), Leaves(grouped))
-    return found.astype(jnp.int32) << 16
+    tops, grouped, numbers = parts.tops(x, ks)
+    found = selection.kth_largest(tops, _numbers(numbers, len(tops)), Leaves(grouped))
+    found = found.astype(jnp.int32) << 16
+    return found if parts.order is None else found[:, np.argsort(parts.order)]
 
 
-def _numbers(numbers: tuple[int, ...] | list[int], n: int) -> Int32[Array, "n segments"]:
+def _numbers(numbers: Sequence[int], n: int) -> Int32[Array, "n segments"]:
     """The same numbers for each row."""
     return jnp.broadcast_to(jnp.asarray(numbers, jnp.int32), (n, len(numbers)))

@@ -15,7 +15,7 @@ from jaxtyping import Int, Int32, Integer, UInt32
 
 from jaxcomp.sparsify import bitmap
 from jaxcomp.sparsify.bitmap import Words
-from jaxcomp.sparsify.competitors import Parts, PerPart, Row, size_bits
+from jaxcomp.sparsify.competitors import TOP, Parts, PerPart, Row, size_bits
 from jaxcomp.types import Array
 
 _LONG = 2**17
@@ -31,9 +31,7 @@ _HALVED = 2**20
 """Smallest array whose upper and lower 16 bits are searched one after the other."""
 
 _STEP = 2**19
-"""First step of `bracket` from a wrong estimate: a sixteenth of a power of two."""
-
-_TOP = 0x7FFFFFFF
+"""First step of a search from a wrong estimate: a sixteenth of a power of two."""
 
 _TOPS = 3
 """Groups of a short row, as a multiple of the elements that are wanted."""
@@ -78,23 +76,17 @@ def _of_many(x: Array, k: int) -> UInt32[Array, "n k"]:
         room, low = k + k // 4 + 3 * math.isqrt(k) + 8, _least_reached(x, k)
     else:  # A tenth more than wanted: a sample that errs by 5 % still gives enough.
         room, low = k + k // 4 + 1024, estimate(x, round(1.1 * k), _SAMPLED)
-    room, low = min(size, room), jnp.clip(low, 1, _TOP - 1)
+    room, low = min(size, room), jnp.clip(low, 1, TOP - 1)
     hits = bitmap.of(size_bits(x) >= low)
     found = bitmap.count(hits)
 
-    def break_ties(x: Array, low: Array) -> Array:  # More equal elements than there is room for.
-        above, equal = bitmap.of(size_bits(x) > low), bitmap.of(size_bits(x) == low)
-        return above | bitmap.first(equal, room - bitmap.count(above)[:, None])
-
-    def narrow(x: Array, low: Array) -> tuple[Array, Array]:
-        low, found = bracket(x, jnp.full_like(low, k), jnp.full_like(low, room), low, Row(size))
-        hits = bitmap.of(size_bits(x) >= low)
-        over = found > room
-        cut = lax.cond(jnp.any(over), break_ties, lambda *_: hits, x, low)
-        return jnp.where(over, cut, hits), jnp.minimum(found[:, 0], room)
+    def narrow(x: Array, low: Array) -> Words:
+        ks, rooms = (jnp.full_like(low, number) for number in (k, room))
+        return enclose(x, ks, rooms, low, Row(size))
 
     missed = jnp.any((found < k) | (found > room))
-    hits, found = lax.cond(missed, narrow, lambda *_: (hits, found), x, low)
+    hits = lax.cond(missed, narrow, lambda *_: hits, x, low)
+    found = bitmap.count(hits)
     places = bitmap.places(hits, room, bitmap.from_first(n))
     real = lax.broadcasted_iota(jnp.int32, places.shape, 1) < found[:, None]
     candidates = jnp.where(real, size_bits(take(x, places)), -1)
@@ -213,42 +205,70 @@ def _search(
     return lax.fori_loop(0, passes, next_digits, found)
 
 
-def bracket(
-    x: Array, k: PerPart, room: PerPart, trial: PerPart, parts: Parts
-) -> tuple[PerPart, PerPart]:
-    """A threshold that at least `k` and at most `room` elements of each part reach, and how many.
+def enclose(x: Any, k: PerPart, room: PerPart, trial: PerPart, parts: Parts) -> Words:
+    """At least `k` and at most `room` elements of each part, with its `k` largest among them.
 
-    Where so many are equal that there is none, it is the one that those reach.
+    They are those that reach a threshold, unless more are equal than there is room for, or fewer
+    than `k` are not zero: then the first ones of the equal elements, or of the zeros, are added.
+    """
+    hits, above = _bracket(x, k, room, trial, parts)
+    over = jnp.any(parts.ones(hits) > room)
+    cut = functools.partial(at_most, room=room, parts=parts)
+    hits = lax.cond(over, cut, lambda hits, _: hits, hits, above)
+    found = parts.ones(hits)
+
+    def fill(hits: Words, found: PerPart) -> Words:
+        return hits | parts.first(~hits, jnp.maximum(k - found, 0))
+
+    return lax.cond(jnp.any(found < k), fill, lambda hits, _: hits, hits, found)
+
+
+def at_most(reached: Words, above: Words, room: PerPart, parts: Parts) -> Words:
+    """Those above a threshold, and as many of those at it as there is room for."""
+    left = jnp.maximum(room - parts.ones(above), 0)
+    return above | parts.first(reached & ~above, left)
+
+
+def _bracket(
+    x: Any, k: PerPart, room: PerPart, trial: PerPart, parts: Parts
+) -> tuple[Words, Words]:
+    """The elements of each part that reach a threshold, and those that reach the next one.
+
+    At least `k` reach it, or all that are not zero, and at most `room` unless more are equal. The
+    first trial is positive. The elements are read in the body of the loop alone: of leaves that are
+    not joined, each is a kernel.
     """
 
     def is_undecided(low, found, high):
-        return (found > room) & (high - low > 1)
+        return (low == 0) | ((found > room) & (high - low > 1))
 
     def go_on(state):
         low, found, high, *_ = state
         return jnp.any(is_undecided(low, found, high))
 
     def narrow(state):
-        low, found, high, trial, step = state
+        low, found, high, trial, step, hits, above = state
         # The barrier keeps the compiler from storing the bits of all elements before the loop.
         elements, trial = lax.optimization_barrier((x, trial))
-        here = parts.at_least(size_bits(elements), trial)
+        words = parts.reach(elements, trial)
+        here = parts.ones(words)
         open_ = is_undecided(low, found, high)
-        enough = open_ & (here >= k)
-        fewer = open_ & (here < k)
+        enough = open_ & ((here >= k) | (trial <= 1))
+        fewer = open_ & ~enough
+        hits = jnp.where(parts.per_word(enough, hits), words, hits)
+        above = jnp.where(parts.per_word(fewer, hits), words, above)
         low, found = jnp.where(enough, trial, low), jnp.where(enough, here, found)
         high = jnp.where(fewer, trial, high)
         # Growing steps until the threshold is bracketed, then bisection.
         outside = jnp.where(enough, trial + step, trial - step)
-        halfway = low + (high - low) // 2
-        inside = (outside > low) & (outside < high) & ((low == 0) | (high == _TOP))
-        return low, found, high, jnp.where(inside, outside, halfway), step * 2
+        inside = (outside > low) & (outside < high) & ((low == 0) | (high == TOP))
+        trial = jnp.where(inside, outside, low + (high - low) // 2)
+        return low, found, high, trial, step * 2, hits, above
 
-    zeros = jnp.zeros_like(trial)
-    every = zeros + jnp.asarray(parts.sizes, jnp.int32)[None]
-    state = (zeros, every, zeros + _TOP, trial, zeros + _STEP)
-    low, found, *_ = lax.while_loop(go_on, narrow, state)
-    return low, found
+    zeros, none = jnp.zeros_like(trial), parts.none(trial)
+    start = (zeros, zeros, zeros + TOP, trial, zeros + _STEP, none, none)
+    *_, hits, above = lax.while_loop(go_on, narrow, start)
+    return hits, above
 
 
 def estimate(x: Array, k: int, above: int) -> Int32[Array, "n 1"]:

@@ -27,7 +27,9 @@ from jaxcomp.base import (
 NOUNS = (Aggregate, Codec, Feedback, Gate, Reducer)
 CLAIMS = {"unbiased", "linear", "variance_bound", "hints"}
 """What a wrapper may break, so that it must claim it anew."""
-AROUND = {"summable", "segmented", "segments", "mean_of_senders", "for_leaf", "decode_sum"}
+AROUND = {"summable", "segmented", "segments", "mean_of_senders", "for_leaf", "decode_sum"} | {
+    "leafwise"
+}
 """Ways past `decode`, which lead past a wrapper's own: it has those of every codec, or its own."""
 MOST = {Codec: 20, Reducer: 10}
 """The largest number of public members, so that a person can hold an interface in mind."""
