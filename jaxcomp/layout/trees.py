@@ -156,7 +156,8 @@ def stack(batch: Batch, leaves: Sequence[Any]) -> Array:
 
 def _flat(batch: Batch, leaves: Sequence[Any]) -> list[Array]:
     """The leaves of a batch of whole leaves."""
-    return [jnp.reshape(leaves[piece.leaf], -1).astype(batch.dtype) for piece in batch.pieces]
+    own = [jnp.asarray(leaves[piece.leaf]) for piece in batch.pieces]
+    return [jnp.reshape(leaf, -1).astype(batch.dtype) for leaf in own]
 
 
 def stacks(plan: Layout, tree: PyTree) -> tuple[tuple[Array, ...], tuple[Array, ...]]:

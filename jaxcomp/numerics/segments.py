@@ -159,7 +159,7 @@ class Segments:
         begins = lax.optimization_barrier(jnp.asarray(self.begins[1:], jnp.int32))
         if self.rows * self.number <= _MOST_COMPARED:  # One kernel, where a running sum is several.
             row = lax.iota(jnp.int32, self.rows)[:, None]
-            return lax.optimization_barrier(jnp.sum(row >= begins, axis=1, dtype=jnp.int32))
+            return lax.optimization_barrier(jnp.sum(row >= begins[None], axis=1, dtype=jnp.int32))
         marks = jnp.zeros(self.rows, jnp.int32).at[begins].add(1, indices_are_sorted=True)
         return jnp.cumsum(marks, dtype=jnp.int32)
 

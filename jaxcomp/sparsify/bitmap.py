@@ -62,9 +62,9 @@ def of_words(hits: Bool[Array, "n size"]) -> Words:
     missing = WORD * words(size) - whole
     if missing:
         parts.append(jnp.pad(hits[:, whole:], ((0, 0), (0, missing - (size - whole)))))
-    found = []
+    found, shift = [], np.arange(WORD, dtype=np.uint32)[None, None]
     for part in parts:
-        bits = part.reshape(n, -1, WORD).astype(jnp.uint32) << np.arange(WORD, dtype=np.uint32)
+        bits = part.reshape(n, -1, WORD).astype(jnp.uint32) << shift
         found.append(jnp.sum(bits, axis=2, dtype=jnp.uint32))
     return found[0] if len(found) == 1 else jnp.concatenate(found, axis=1)
 
