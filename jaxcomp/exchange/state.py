@@ -147,10 +147,13 @@ def take(plan: Plan, state: ReductionState, *, gated: bool = False) -> Reduction
     for path in wanted | got:
         if got.get(path) != wanted.get(path):
             shape = f"have the shape {wanted[path]}" if path in wanted else "not be there"
-            other = "" if wanted.keys() == got.keys() else _OF_ANOTHER
+            more = wanted.keys() ^ got.keys()
+            # Two workers gather, without a downlink: its memory tells their number, not the codec.
+            resized = all(one.startswith(".reducer") and "per_worker_share" in one for one in more)
+            advice = _OF_OTHERS if resized else _OF_ANOTHER
             raise ValueError(
                 f"`state` must be one for these gradients and {plan.workers} workers: memory"
-                f"{path} must {shape}, got {got.get(path, 'none')}. {other or _OF_OTHERS}"
+                f"{path} must {shape}, got {got.get(path, 'none')}. {advice}"
             )
     reducer = state.reducer if plan.fast is None else state.reducer.outer
     return ReductionState(feedback, reducer if jax.tree.leaves(reducer) else idle, dense)
