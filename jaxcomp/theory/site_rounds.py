@@ -13,10 +13,10 @@ FLOWERS_IDLE = 5.4
 """Seconds in which a round with `flower-supernode` waits, fitted to the same rounds: it asks for
 messages every three seconds, and starts a process for each."""
 
-IDLE = 2.1
+IDLE = 2.4
 """Those with `jaxcomp_site.node`, of the smallest model in `benchmarks/results/sites/sizes`."""
 
-HANDLING = 5e-8
+HANDLING = 4e-8
 """Seconds for each byte of the parameters in which the server and its sites encode, decode and
 write checkpoints: fitted to the model of five million parameters there, on two cores."""
 
