@@ -149,7 +149,7 @@ def take(plan: Plan, state: ReductionState, *, gated: bool = False) -> Reduction
             shape = f"have the shape {wanted[path]}" if path in wanted else "not be there"
             more = wanted.keys() ^ got.keys()
             # Two workers gather, without a downlink: its memory tells their number, not the codec.
-            resized = all(one.startswith(".reducer") and "per_worker_share" in one for one in more)
+            resized = all(one.startswith(".reducer") and per_worker.SLICE in one for one in more)
             advice = _OF_OTHERS if resized else _OF_ANOTHER
             raise ValueError(
                 f"`state` must be one for these gradients and {plan.workers} workers: memory"

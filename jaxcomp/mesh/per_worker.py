@@ -32,7 +32,7 @@ _ORDER = "_of_"
 _SHARD = "per_shard:"
 """Begins the mark of what differs between shards of the model; the names of their axes follow."""
 
-_SLICE = _Mark("per_worker_share")
+SLICE = _Mark("per_worker_share")
 """Marks rows that are shared out: each worker has some of them, and none has all."""
 
 
@@ -99,7 +99,7 @@ class PerWorker(metaclass=adapter.Stored):
         return _boxed(jax.tree.map(lambda x: x[0], self.tree), add=False)
 
     def tree_flatten_with_keys(self):
-        mark = _SLICE if self.kind == "slice" else _Mark(self.stored)
+        mark = SLICE if self.kind == "slice" else _Mark(self.stored)
         return ((jax.tree_util.GetAttrKey(mark), self.tree),), (self.kind, self.order)
 
     @classmethod
@@ -153,7 +153,7 @@ def marked(path: tuple) -> bool:
 
 def shared_out(path: tuple) -> bool:
     """Whether the leaf at this path is a worker's slice of rows."""
-    return _SLICE in _marks(path)
+    return SLICE in _marks(path)
 
 
 def _marks(path: tuple) -> list[_Mark]:
@@ -182,7 +182,7 @@ def stored_as_memory(name: str) -> bool:
 
 def stored_as_workers(name: str) -> bool:
     """Whether arrays of this name in such a checkpoint begin with an axis of workers."""
-    return name in (_MARK, _SLICE) or name.startswith(_MARK + _ORDER)
+    return name in (_MARK, SLICE) or name.startswith(_MARK + _ORDER)
 
 
 def spec(path: tuple, axis_name: AxisName) -> PartitionSpec:

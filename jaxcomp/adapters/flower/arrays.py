@@ -13,7 +13,7 @@ _Array: Any = object if extra.Array is None else extra.Array
 
 
 class _Late(_Array):
-    """An array of Flower's, with `data` that its subclass makes."""
+    """An array of Flower's, whose subclass makes `data` anew each time."""
 
     def __init_subclass__(cls) -> None:
         # Flower writes the name of an array's class into messages, and knows no other.
@@ -21,11 +21,6 @@ class _Late(_Array):
 
     def __init__(self, dtype: str, shape: tuple[int, ...], stype: str):
         self.dtype, self.shape, self.stype = dtype, shape, stype
-
-    @property
-    def data(self) -> bytes:
-        """The bytes, made anew each time."""
-        raise NotImplementedError
 
     def __reduce__(self) -> Any:
         return extra.Array, (self.dtype, self.shape, self.stype, self.data)
