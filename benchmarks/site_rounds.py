@@ -359,8 +359,7 @@ def forecast(name: str, one: dict[str, Any], rounds: int = 12, steps: int = 20) 
     link, each = LINKS[name], 8 / (rounds * SITES)
     sending = (one["up"] + one["down"]) * each / link["rate"] if "rate" in link else 0.0
     delay = 2 * link.get("delay", 0.0)
-    idle = site_rounds.FLOWERS_IDLE
-    return site_rounds.SitesPlan(steps, STEP, 0, 0, 1.0, delay, idle).seconds + sending
+    return site_rounds.SitesPlan(steps, STEP, 0, 0, 1.0, delay).seconds + sending
 
 
 def table_of(job: str, found: Any) -> reporting.Table:
