@@ -164,7 +164,7 @@ def record(case: Case) -> dict[str, Any]:
 
     text, moved = case.compiled.as_text(), jaxcomp.collective_bytes(case.compiled)
     sent = sum(moved.values())
-    begun = re.compile(r" (all|reduce|collective)-[a-z-]+(?<!-done)\(")
+    begun = re.compile(r" (all|reduce|collective)-(?!precision)[a-z-]+(?<!-done)\(")
     lines = [line for line in text.splitlines() if begun.search(line)]
     words = sum("u32[" in line.partition(" = ")[2].partition("(%")[0] for line in lines)
     if case.said is not None:
