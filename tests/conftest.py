@@ -1,6 +1,7 @@
 """Eight simulated devices for every test."""
 
 import gc
+import itertools
 import os
 import pathlib
 
@@ -47,6 +48,16 @@ def x64():
     """Double precision."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept(monkeypatch, tmp_path_factory):
+    """Times that a test invents, or measures beside others, must reach no plan of the user."""
+    folder = tmp_path_factory.getbasetemp() / "caches" / str(next(_numbers))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+
+
+_numbers = itertools.count()
 
 
 @pytest.fixture(autouse=True)

@@ -32,6 +32,13 @@ CODECS: Mapping[str, tuple[Codecs, Codecs]] = {
 }
 """The codecs of weights and gradients that a plan compares by default."""
 
+_WRITTEN = {
+    "8-bit weights, 8-bit gradients": "weights=jaxcomp.qsgd_inf(bits=8)",
+    "8-bit weights, 4-bit gradients": "weights=jaxcomp.qsgd_inf(bits=8), "
+    "gradients=jaxcomp.qsgd_inf(bits=4)",
+    "bfloat16 weights, 4-bit gradients": 'weights=jaxcomp.cast("bfloat16"), '
+    "gradients=jaxcomp.qsgd_inf(bits=4)",
+}
 _BFLOAT16 = policy_.everywhere(cast("bfloat16"))
 
 
@@ -118,6 +125,7 @@ def plan_fsdp(
                 spread=max((found.spread for found in timed), default=0.0),
             )
         )
+    names = '"fsdp"' if len(sizes) == 1 else '("dcn", "fsdp")'
     conditions = Conditions(
         compute=compute,
         backward=backward,
@@ -130,6 +138,8 @@ def plan_fsdp(
         link_per=link_per,
         timed=not link_only,
         machine=", ".join(sorted(machines)),
+        means={} if codecs is not None else _WRITTEN,
+        line=f"jaxcomp.fully_sharded(loss_fn, mesh, {names}, specs, {{}})",
     )
     return comparison.compare(ways, network, conditions, baseline="dense bfloat16")
 

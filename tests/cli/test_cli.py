@@ -27,12 +27,6 @@ def still(way) -> timing.Measured:
     return timing.Measured(10**9, whole=2.0, decode=1.0, add=0.5, error=0.1)
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_kept(monkeypatch, tmp_path):
-    """Times that a test invents must not reach the user's cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def run(capsys, *argv: str) -> str:
     jaxcomp_command.main(argv)
     return capsys.readouterr().out

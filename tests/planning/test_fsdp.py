@@ -55,6 +55,19 @@ def test_the_verdict_depends_on_the_link():
     assert "Do not compress" in str(fast)
 
 
+def test_the_plan_prints_the_line_that_it_counts(mesh):
+    """Over one axis and over two, with codecs that can be evaluated; none for codecs of yours."""
+    one = plan_fsdp(LIKE, 8, SLOW, compute=0.1, link_only=True)
+    two = plan_fsdp(LIKE, (2, 4), SLOW, fast=Network(5e10, 5e-6), compute=0.1, link_only=True)
+    assert one.best.way.name == two.best.way.name == "8-bit weights, 4-bit gradients"
+    assert two.program == one.program.replace('"fsdp"', '("dcn", "fsdp")') != one.program
+    known = {"jaxcomp": jaxcomp, "loss_fn": len, "mesh": mesh, "specs": P("data")}
+    made = eval(one.program.replace('"fsdp"', '"data"'), known)
+    assert made.links.weights[0][1].codec == EIGHT
+    assert made.links.gradients[0][1].codec == FOUR
+    assert plan_fsdp(LIKE, 8, SLOW, codecs=PAIR, compute=0.1, link_only=True).program == ""
+
+
 @pytest.mark.wrong_types
 def test_wrong_arguments_of_plans_for_fsdp():
     for arguments, says in (
