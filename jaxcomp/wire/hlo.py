@@ -22,7 +22,7 @@ _CALLED = re.compile(
     r"|true_computation|false_computation)=(?:\{(?P<several>[^}]*)\}|%?(?P<one>[\w.\-]+))"
 )
 _KIND = re.compile(r" (?P<kind>while|conditional|async-update|async-done)\(")
-_CHAIN = re.compile(r"channel_id=\d+(?=, .*\bchain_id=)")
+_CHAIN = re.compile(r"channel_id=(\d+), .*\bchain_id=\W*(\w+)")
 _ARRAY = re.compile(r"(?P<dtype>[a-z]+\d*[a-z0-9]*)\[(?P<dims>[\d,]*)\](?:\{(?P<layout>[^}]*)\})?")
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "s2": 2, "u2": 2, "bf16": 16, "c64": 64, "c128": 128}
 
@@ -147,7 +147,7 @@ def _program(
     """All computations of a program by name, and the name of the one that runs first."""
     program: dict[str, _Computation] = {"": _Computation([], [])}
     name = entry = ""  # Text without computations is one.
-    chains: set[str] = set()
+    chains: set[tuple[str | Any, ...]] = set()
     lines: dict[str, list[str]] = {}
     for line in text.splitlines():
         if begun := _COMPUTATION.match(line):
@@ -162,9 +162,9 @@ def _program(
         if not found:
             continue
         chain = _CHAIN.search(line)  # A TPU repeats it in each concurrent program.
-        if chain and chain[0] in chains:
+        if chain and chain.groups() in chains:
             continue
-        chains |= {chain[0]} if chain else set()
+        chains |= {chain.groups()} if chain else set()
         try:
             program[name].sent.extend(_collective(found, line, everyone, axes))
         except (ValueError, LookupError, ArithmeticError):

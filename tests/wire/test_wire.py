@@ -248,14 +248,16 @@ def test_collectives_are_read_in_their_physical_layout(line, op, size):
 
 
 def test_a_collective_that_is_carried_through_fusions_counts_once():
-    """As a TPU does it, which repeats the collective in each of them."""
+    """As a TPU does it, which repeats the collective in each; other loops have other chains."""
     line = (
         "  %g.{0} = u32[4096]{{0:T(1024)}} all-gather(%p.{0}), channel_id=3, "
-        'replica_groups={{{{0,1,2,3}}}}, frontend_attributes={{chain_id="0"}}\n'
+        'replica_groups={{{{0,1,2,3}}}}, frontend_attributes={{chain_id="{1}"}}\n'
     )
     other = "  %h = u32[4096]{0} all-gather(%q), channel_id=4, replica_groups={{0,1,2,3}}\n"
-    text = HEADER + line.format(1) + line.format(2) + other
-    assert jaxcomp.collective_bytes(text) == {"all-gather": 2 * 3 * 4096}
+    one = 3 * 4096
+    text = HEADER + line.format(1, 0) + line.format(2, 0) + other
+    assert jaxcomp.collective_bytes(text) == {"all-gather": 2 * one}
+    assert jaxcomp.collective_bytes(text + line.format(3, 1)) == {"all-gather": 3 * one}
 
 
 def test_describe_says_what_is_dense_and_why():
