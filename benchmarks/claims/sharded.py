@@ -131,6 +131,7 @@ CLAIMS = (
         judge=_traffic,
         criterion=f"between hosts at least {SAVED} times fewer bytes than bfloat16 with weights "
         "gathered twice",
+        fixed="98fe9636",
         changed=(
             Change(
                 "9179b20c",
