@@ -16,6 +16,7 @@ import aot
 import overlap
 
 LAYERS, WIDTH, TOKENS = 8, 1024, 2048
+HOSTS = ("hosts", "devices")
 
 
 class Case(NamedTuple):
@@ -25,11 +26,13 @@ class Case(NamedTuple):
         name: of it.
         compiled: the compiled program.
         said: the bytes that its collectives should move; None for a dense one.
+        hosts: the mesh of hosts and devices; None for one axis.
     """
 
     name: str
     compiled: Any
     said: int | None
+    hosts: Any = None
 
 
 def cases(found: list[Any]) -> Iterator[Case]:
@@ -79,6 +82,40 @@ def cases(found: list[Any]) -> Iterator[Case]:
         twice = 2 * sent.forward + sent.backward  # Gathered again in the backward pass.
         yield Case(f"fully sharded in a loop, {name}", program, None if "bf" in name else twice)
 
+    # Two hosts of four: gradients are added up within a host first, dense.
+    hosts = Mesh(np.array(found[: aot.WORKERS]).reshape(2, -1), HOSTS)
+    split = P(None, HOSTS)
+    blocks = jax.ShapeDtypeStruct(
+        (LAYERS, WIDTH, WIDTH), jnp.float32, sharding=NamedSharding(hosts, split)
+    )
+    batch = jax.ShapeDtypeStruct(
+        (TOKENS, WIDTH), jnp.float32, sharding=NamedSharding(hosts, P(HOSTS))
+    )
+    number = jax.ShapeDtypeStruct((), jnp.uint32, sharding=NamedSharding(hosts, P()))
+    for name, policy in (
+        ("bfloat16", None),
+        ("8-bit weights, 4-bit gradients", None),
+        ("8-bit weights, 4-bit gradients, a second copy", jaxcomp.second_copy),
+    ):
+        pair = codecs[name.removesuffix(", a second copy")]
+
+        def twice_sharded(params: Any, x: Any, policy: Any = policy) -> Any:
+            def body(x: Any, own: Any) -> Any:
+                return layer(x, jaxcomp.gathered(own)), None
+
+            return jnp.mean(jax.lax.scan(jax.checkpoint(body, policy=policy), x, params)[0] ** 2)
+
+        settings = {**pair, "dtype": jnp.bfloat16, "stacked": ("",)}
+        f = jaxcomp.fully_sharded(twice_sharded, hosts, HOSTS, split, **settings)
+        sent = f.link_bytes(blocks)
+        program = jax.jit(f).lower(blocks, batch, key=number).compile()
+        forward = {axis: 2 * sent[axis].forward for axis in HOSTS}
+        if policy is not None:
+            forward["hosts"] = sent["hosts"].forward
+        said = sum(forward[axis] + sent[axis].backward for axis in HOSTS)
+        title = f"fully sharded over two hosts in a loop, {name}"
+        yield Case(title, program, None if "bf" in name else said, hosts)
+
     def over(f: Any, specs: Any, args: Any) -> Any:
         return (
             jax.jit(jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=specs))
@@ -127,7 +164,7 @@ def record(case: Case) -> dict[str, Any]:
 
     text, moved = case.compiled.as_text(), jaxcomp.collective_bytes(case.compiled)
     sent = sum(moved.values())
-    begun = re.compile(r" (all|reduce|collective)-[a-z-]+(?<!-done)\(")
+    begun = re.compile(r" (all|reduce|collective)-(?!precision)[a-z-]+(?<!-done)\(")
     lines = [line for line in text.splitlines() if begun.search(line)]
     words = sum("u32[" in line.partition(" = ")[2].partition("(%")[0] for line in lines)
     if case.said is not None:
@@ -137,6 +174,10 @@ def record(case: Case) -> dict[str, Any]:
             raise SystemExit(f"{case.name}: {moved}, expected {case.said}")
         if words < len(lines) - 1:
             raise SystemExit(f"{case.name}: {words} of {len(lines)} collectives are of words")
+    between = {}
+    if case.hosts is not None:
+        by_axis = jaxcomp.collective_bytes(case.compiled, case.hosts)
+        between = {"between hosts": by_axis["hosts"]}
     kinds = frozenset(kind for kind, size in moved.items() if size > 0.01 * sent)
     found = overlap.read(text, kinds)
     return {
@@ -147,6 +188,7 @@ def record(case: Case) -> dict[str, Any]:
         "words": words,
         "share": f"{100 * found.beside:.1f} %",
         "by kind": moved,
+        **between,
     }
 
 

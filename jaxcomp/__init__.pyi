@@ -26,7 +26,7 @@ from jaxcomp.base import (
     Reducer as Reducer,
 )
 from jaxcomp.collectives.fully_sharded import fully_sharded as fully_sharded
-from jaxcomp.collectives.shard import gathered as gathered
+from jaxcomp.collectives.shard import gathered as gathered, second_copy as second_copy
 from jaxcomp.feedback import (
     Aggregated as Aggregated,
     Link as Link,

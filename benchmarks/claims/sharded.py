@@ -57,19 +57,15 @@ SAVED = 3.9
 
 
 def _traffic(found: dict[str, Any]) -> Judged:
-    sent = {one["name"]: one["bytes"] for one in found["programs"]}
-    pair = "8-bit weights, 4-bit gradients"
-    once = sent["fully sharded, bfloat16"] / sent[f"fully sharded, {pair}"]
-    again = sent["fully sharded in a loop, bfloat16"] / sent[f"fully sharded in a loop, {pair}"]
-    kept = sent["fully sharded in a loop, bfloat16"] / sent[f"fully sharded, {pair}"]
+    sent = {one["name"]: one.get("between hosts") for one in found["programs"]}
+    over, pair = "fully sharded over two hosts in a loop", "8-bit weights, 4-bit gradients"
+    dense = sent[f"{over}, bfloat16"]
+    again, kept = dense / sent[f"{over}, {pair}"], dense / sent[f"{over}, {pair}, a second copy"]
     words = (
-        f"{again:.2f} of at most 2.40 times fewer bytes than bfloat16 without a second copy; "
-        f"{kept:.2f} where every device keeps all gathered weights; both gathered once "
-        f"{once:.2f} of at most 2.67"
+        f"between hosts {kept:.2f} times fewer bytes than bfloat16 with a second copy, {again:.2f} "
+        "without one"
     )
-    # 3 over (½ + ½ + ¼), and 2 over (½ + ¼), of the bytes of bfloat16.
-    part = min(again / (3 / 1.25), once / (2 / 0.75)) >= 0.97
-    return Judged(words, decide(again >= SAVED, part=part), least(again / SAVED))
+    return Judged(words, decide(kept >= SAVED), least(kept / SAVED))
 
 
 def _qsdp(found: dict[str, Any]) -> Judged:
@@ -130,12 +126,19 @@ CLAIMS = (
         source="Wang et al., ZeRO++, 2023, abstract",
         claim="Quantised weights and gradients and a second copy within a node reduce the "
         "communication volume of ZeRO by a factor of four.",
-        setting="Eight layers of 1,024 × 1,024 over eight TPU v5e, from the compiled program.",
+        setting="Eight layers of 1,024 × 1,024 in a loop over two hosts of four TPU v5e, from the "
+        "compiled program.",
         judge=_traffic,
-        criterion=f"at least {SAVED} times fewer bytes than bfloat16 with weights gathered twice, "
-        "as "
-        "the paper counts",
+        criterion=f"between hosts at least {SAVED} times fewer bytes than bfloat16 with weights "
+        "gathered twice",
+        fixed="98fe9636",
         changed=(
+            Change(
+                "9179b20c",
+                PART,
+                "The second copy was not built; one axis of eight devices, and 97 % of what is "
+                "possible without it held in part.",
+            ),
             Change(
                 BEFORE,
                 PART,
@@ -143,15 +146,12 @@ CLAIMS = (
                 "most.",
             ),
         ),
-        why="ours",
         results=COMPILED,
         command=COMPILE,
         note="The paper's four is three models of traffic over three quarters of one: weights in "
         "half of the bytes, gathered once between nodes, and gradients in a quarter. The second "
-        "copy within a node, which saves the second gathering, is not built: without it 2.4 is the "
-        "most. It holds in part if at least 97 % of what is possible without it is saved. A "
-        "device that keeps all gathered weights saves as much as with the copy, and needs the "
-        "memory of the whole model.",
+        "copy is `jaxcomp.second_copy`, in the dtype of the parameters; the paper's is in 16 bits. "
+        "Scales of the codes are counted.",
     ),
     Claim(
         name="qsdp-accuracy",

@@ -34,8 +34,9 @@ def zero_pp() -> dict[str, Any]:
         Wang et al., `ZeRO++ <https://arxiv.org/abs/2306.10209>`_, 2023: qwZ and qgZ.
 
     Note:
-        Deviations: gradients are rounded without bias, where the paper rounds to nearest. A layer
-        is gathered again in the backward pass, where hpZ keeps a second copy within a node.
+        Deviation: gradients are rounded without bias, where the paper rounds to nearest. For hpZ,
+        which gathers over nodes once in a step, split parameters over two axes, and give
+        `policy=jaxcomp.second_copy` to the `jax.checkpoint` of a layer.
     """
     return {"weights": blockwise(bits=8), "gradients": qsgd_inf(bits=4, bucket_size=128)}
 

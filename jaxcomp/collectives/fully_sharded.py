@@ -209,7 +209,7 @@ class FullySharded:
         Returns:
             For each axis those of the weights, `forward`, and those of the gradients, `backward`.
             A layer that is made whole again in the backward pass, inside `jax.checkpoint`, sends
-            its weights twice.
+            its weights twice; with `jaxcomp.second_copy` over the fastest axis alone.
         """
         flat, homes = jax.tree.leaves(params), self.parts.homes(params)
         sent = dict.fromkeys(self.links.axes, LinkBytes(0, 0))

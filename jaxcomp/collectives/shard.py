@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxcomp.backend import axes
 from jaxcomp.collectives import arguments
@@ -100,7 +101,8 @@ def gathered(tree: PyTree) -> PyTree:
         layers contribute, or take optax.add_decayed_weights for a penalty of the weights.
 
         Inside `jax.checkpoint`, as here, the backward pass gathers the layer again, and one layer
-        is whole at a time. On GPUs and TPUs the next one arrives beside its computation.
+        is whole at a time; with `policy=jaxcomp.second_copy` over the fastest axis alone. On GPUs
+        and TPUs the next layer arrives beside the computation of this one.
     """
     leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_shard)
     groups: dict[Links, list[int]] = {}
@@ -136,6 +138,45 @@ def gathered(tree: PyTree) -> PyTree:
         for number in numbers:
             leaves[number] = whole[leaves[number].home.path]
     return jax.tree.unflatten(treedef, leaves)
+
+
+def second_copy(primitive: Any, *given: Any, **extra: Any) -> bool:
+    """A policy of `jax.checkpoint` by which the backward pass gathers weights over one axis alone.
+
+    Of weights that are split over several axes, the forward pass gathers the slowest first. With
+    this policy each device keeps what it has before the last one: of `n` devices on the fastest
+    axis each keeps `1 / n` of the layer's weights, in their own dtype. The backward pass gathers
+    these, with the same bits as without the policy, and sends nothing over slower axes for it.
+
+    Args:
+        primitive: an operation of the layer, given by `jax.checkpoint`.
+        *given: the types of its inputs.
+        **extra: its parameters.
+
+    Returns:
+        Whether its results are kept.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxcomp
+        >>> def loss(params, x):
+        ...     def layer(x, own):
+        ...         return jnp.tanh(x @ jaxcomp.gathered(own)["w"]), None
+        ...     layer = jax.checkpoint(layer, policy=jaxcomp.second_copy)
+        ...     return (jax.lax.scan(layer, x, params["blocks"])[0] ** 2).mean()
+
+    References:
+        Wang et al., `ZeRO++ <https://arxiv.org/abs/2306.10209>`_, 2023: hpZ.
+
+    Note:
+        The paper's second copy is in 16 bits; here it has the dtype of the parameters. With a
+        policy of yours, take `jax.checkpoint_policies.save_from_both_policies`. It changes nothing
+        for weights that one axis alone splits.
+    """
+    return _keep(primitive, *given, **extra)
+
+
+_SECOND_COPY = "jaxcomp.second_copy"
+_keep = jax.checkpoint_policies.save_only_these_names(_SECOND_COPY)
 
 
 def together(
@@ -180,7 +221,10 @@ def together(
                 own = axes.vary(own, axis)
             else:
                 how = Pvary(axis, gradients, gradients, True)
-            found |= transfer(how, there, own, back)
+            got = transfer(how, there, own, back)
+            if split and apart:  # Faster axes split it further: a part of it on each device.
+                got = {path: checkpoint_name(x, _SECOND_COPY) for path, x in got.items()}
+            found |= got
     whole = {path: jnp.reshape(x, wholes[path]) for path, x in found.items()}
     return {p: x.astype(narrow) if narrow and may_be_coded(x) else x for p, x in whole.items()}
 

@@ -1,5 +1,6 @@
 """ZeRO-3: the loss and gradients of sharded parameters are those of whole ones, up to rounding."""
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -137,6 +138,37 @@ def test_bytes_of_fully_sharded_are_those_of_the_program():
     assert f"gradients {whole['dcn'].backward:,} (dense {dense['dcn'].backward:,})" in str(told)
     assert whole["dcn"].forward < dense["dcn"].forward / 6
     assert whole["fsdp"].forward < dense["fsdp"].forward / 3
+
+
+def test_a_second_copy_saves_the_slow_axis_the_second_gathering():
+    """Loops gather over hosts once; without a policy, as often in the backward pass."""
+    mesh, names = make_mesh(dcn=2, fsdp=4), ("dcn", "fsdp")
+    params = jax.random.normal(KEYS[1], (LAYERS, WIDE, WIDE)) / 8
+    params = jax.device_put(params, NamedSharding(mesh, P(None, names)))
+
+    def compiled(policy):
+        def net(params, x):
+            def layer(x, own):
+                return x + jnp.tanh(x @ jaxcomp.gathered(own)), None
+
+            layer = jax.checkpoint(layer, policy=policy)
+            return jnp.mean(jax.lax.scan(layer, x[:, :WIDE], params)[0] ** 2)
+
+        f = jaxcomp.fully_sharded(
+            net, mesh, names, P(None, names), weights=EIGHT, gradients=FOUR, stacked=("",)
+        )
+        x = jnp.tile(X, (1, 2))
+        program = jax.jit(f).lower(params, x, key=0).compile()
+        return program(params, x, key=0), jaxcomp.collective_bytes(program, mesh), f
+
+    once, kept, f = compiled(jaxcomp.second_copy)
+    twice, again, _ = compiled(None)
+    chex.assert_trees_all_equal(once, twice)
+    sent = f.link_bytes(params)
+    forward, backward = sent["dcn"]
+    assert kept["dcn"] == pytest.approx(forward + backward, abs=16)
+    assert again["dcn"] == pytest.approx(2 * forward + backward, abs=16)
+    assert kept["fsdp"] == again["fsdp"] > sent["fsdp"].forward
 
 
 def test_one_layer_is_whole_at_a_time():
