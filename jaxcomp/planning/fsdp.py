@@ -39,6 +39,10 @@ _WRITTEN = {
     "bfloat16 weights, 4-bit gradients": 'weights=jaxcomp.cast("bfloat16"), '
     "gradients=jaxcomp.qsgd_inf(bits=4)",
 }
+_LINES = [
+    f"jaxcomp.fully_sharded(loss_fn, mesh, {names}, specs, {{}})"
+    for names in ('"fsdp"', '("dcn", "fsdp")')
+]
 _BFLOAT16 = policy_.everywhere(cast("bfloat16"))
 
 
@@ -113,19 +117,16 @@ def plan_fsdp(
         timed: list[timing.Measured] = []
         total, inside = _prices(like, weights, sizes, clock, timed, gathers=gathers)
         more, within = _prices(like, gradients, sizes, clock, timed)
-        spent = total + more
-        dense = name in named
         ways.append(
             Way(
                 name,
-                dataclasses.replace(spent, bytes=sharing * spent.bytes),
-                dense=dense,
-                error=None if dense else max((found.error for found in timed), default=0.0),
+                dataclasses.replace(total + more, bytes=sharing * (total.bytes + more.bytes)),
+                dense=name in named,
+                error=None if name in named else max((found.error for found in timed), default=0.0),
                 fast=inside + within,
                 spread=max((found.spread for found in timed), default=0.0),
             )
         )
-    names = '"fsdp"' if len(sizes) == 1 else '("dcn", "fsdp")'
     conditions = Conditions(
         compute=compute,
         backward=backward,
@@ -139,7 +140,7 @@ def plan_fsdp(
         timed=not link_only,
         machine=", ".join(sorted(machines)),
         means={} if codecs is not None else _WRITTEN,
-        line=f"jaxcomp.fully_sharded(loss_fn, mesh, {names}, specs, {{}})",
+        line=_LINES[len(sizes) > 1],
     )
     return comparison.compare(ways, network, conditions, baseline="dense bfloat16")
 
