@@ -46,7 +46,7 @@ def plan_sites(
         steps: of a round.
         step: seconds of a step.
         idle: seconds in which nothing is sent or computed, by default as measured with
-            `jaxcomp_site.node` and Flower 1.42; with `flower-supernode` they are 5.4.
+            `jaxcomp_site.node` and Flower 1.42; with `flower-supernode` they are 5.3.
         trips: answers that a site waits for in a round, one after another, likewise.
         handling: seconds for each byte of the parameters in which site and server encode, decode
             and write checkpoints, by default as measured on two cores for all of them.

@@ -6,15 +6,12 @@ from jaxcomp import checks, tables
 from jaxcomp.theory import units
 
 TRIPS = 8
-"""Answers that a site waits for in a round, one after another: fitted to rounds of Flower 1.42 over
-links of 0 to 150 ms (`benchmarks/results/sites/links.json`)."""
-
-FLOWERS_IDLE = 5.4
-"""Seconds in which a round with `flower-supernode` waits, fitted to the same rounds: it asks for
-messages every three seconds, and starts a process for each."""
+"""Answers that a site waits for in a round, one after another: fitted to rounds with Flower's node
+over links of 0 to 150 ms; those with `jaxcomp_site.node` wait for no more."""
 
 IDLE = 2.4
-"""Those with `jaxcomp_site.node`, of the smallest model in `benchmarks/results/sites/sizes`."""
+"""Seconds in which a round with `jaxcomp_site.node` waits: those of the smallest model in
+`benchmarks/results/sites/sizes`."""
 
 HANDLING = 4e-8
 """Seconds for each byte of the parameters in which the server and its sites encode, decode and
