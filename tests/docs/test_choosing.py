@@ -13,14 +13,15 @@ from jaxcomp import expressions
 
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "choose.md").read_text()
-ROWS = re.findall(r"^\| (.+?) \| (.+?) \| \[(\d+)\]\(#the-plans\): (.+) \|$", PAGE, re.MULTILINE)
+ROWS = re.findall(r"^\| (.+?) \| (.+?) \| \[(\d+)\]\(#plan-\3\): (.+) \|$", PAGE, re.MULTILINE)
 
 
 def plans():
     """The commands below the table, in order."""
-    (block,) = re.findall(r"### The plans\n\n```bash\n(.+?)```", PAGE, re.DOTALL)
-    lines = block.replace("\\\n", "").strip().splitlines()
-    return [line for line in lines if not line.startswith("#")]
+    part = PAGE.partition("### The plans\n")[2].partition("\nReplace")[0]
+    blocks = re.findall(r'<a id="plan-(\d+)"></a>\n\n```bash\n# (\d+)\. .+\n([^`]+)```', part)
+    assert all(anchor == number for anchor, number, _ in blocks)
+    return [command.replace("\\\n", "").strip() for *_, command in blocks]
 
 
 def test_every_situation_has_a_line_and_a_plan():

@@ -9,7 +9,7 @@ from helpers.paths import ROOT
 from jaxcomp_command import arguments
 
 RECIPES = {
-    "Eight hosts on 10 Gbit/s, a model that fills a host": "python examples/hosts.py",
+    "A model that fills a host": "python examples/hosts.py",
     "TPU slices over the data-centre network": "(multislice.md)",
     "Ten thousand phones": "federated.Simulation(",
     "QSGD against NUQSGD, in one command": "python examples/byte_lm.py --codec dense qsgd nuqsgd",
