@@ -104,8 +104,8 @@ def _latency(found: dict[str, Any]) -> Judged:
     times = seconds / steps * merged / ours
     first = decide(times > 2, part=times > 1)
     words = (
-        f"0.7 million parameters: {large.words}: {large.verdict}; leaves one by one: {merged} steps of {seconds / steps:.1f} s, "
-        f"{times:.1f} times D-PSGD's time: {first}"
+        f"0.7 million parameters: {large.words}: {large.verdict}; leaves one by one: {merged} "
+        f"steps of {seconds / steps:.1f} s, {times:.1f} times D-PSGD's time: {first}"
     )
     return one._replace(words=f"{one.words}; {words}")
 
@@ -193,12 +193,12 @@ CLAIMS = (
         "2017, abstract and the experiments with latency",
         claim="On a network of high latency D-PSGD can be up to an order of magnitude faster than "
         "its best optimised centralised counterpart.",
-        setting="A byte model of 0.08 million parameters to 4.6 bits a byte, and one of 0.7 million "
-        "to 4.2, eight processes in network namespaces of one machine behind a switch with links "
+        setting="A byte model of 0.08 million parameters to 4.6 bits a byte, and one of 0.7 "
+        "million to 4.2, eight processes in network namespaces of one machine behind a switch with links "
         "of 100 Mbit/s and a delay of 50 ms; five seeds, and the steps of the median run.",
         judge=_latency,
-        criterion="0.08 million: median seconds of dense D-PSGD less than half of the fastest dense "
-        "all-reduce's, leaves merged",
+        criterion="0.08 million: median seconds of dense D-PSGD less than half of the fastest "
+        "dense all-reduce's, leaves merged",
         changed=(
             Change(
                 "9179b20c",
