@@ -194,8 +194,8 @@ CLAIMS = (
         claim="On a network of high latency D-PSGD can be up to an order of magnitude faster than "
         "its best optimised centralised counterpart.",
         setting="A byte model of 0.08 million parameters to 4.6 bits a byte, and one of 0.7 "
-        "million to 4.2, eight processes in network namespaces of one machine behind a switch with links "
-        "of 100 Mbit/s and a delay of 50 ms; five seeds, and the steps of the median run.",
+        "million to 4.2, eight processes in network namespaces of one machine behind a switch with "
+        "links of 100 Mbit/s and a delay of 50 ms; five seeds, and the steps of the median run.",
         judge=_latency,
         criterion="0.08 million: median seconds of dense D-PSGD less than half of the fastest "
         "dense all-reduce's, leaves merged",
