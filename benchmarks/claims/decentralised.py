@@ -214,7 +214,7 @@ CLAIMS = (
                 "before the first committed measurement.",
             ),
         ),
-        results=f"{SMALL} {DELAYED} {APART}",
+        results=f"{DELAYED} {SMALL} {APART}",
         command="sudo .venv/bin/python benchmarks/network/run.py --only gossip-train --processes 8 "
         "--rates 100mbit --delay 50 --repeats 5 --steps 80 --target 4.2 --methods "
         "'all-reduce, dense, one message' 'dense, at once' 'two shots, 4-bit' "
