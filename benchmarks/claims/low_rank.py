@@ -127,7 +127,7 @@ CLAIMS = (
         judge=_powersgd_judged,
         criterion="rank 2 as good as dense on the CNN, and rank 4 on the GRU",
         why="size",
-        former="500 and 200 steps with a rate that falls as a cosine.",
+        fixed="a5941335",
         changed=(
             Change(
                 "9179b20c",
@@ -138,7 +138,8 @@ CLAIMS = (
         ),
         run=_train_powersgd,
         minutes=18,
-        note="Matrices here are small, so low rank saves less than in large networks.",
+        note="Matrices here are small, so low rank saves less than in large networks. On the GRU "
+        "rank 4 loses 0.05 bits a byte, where 0.03 are allowed.",
     ),
     Claim(
         name="demo",

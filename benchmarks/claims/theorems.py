@@ -336,6 +336,7 @@ CLAIMS = (
         "message times 1 + its squared error, by which steps grow.",
         judge=_traded_judged,
         criterion="bits × (1 + error) from n to n log₂ n for every law and number of levels",
+        fixed="9cec10f4",
         changed=(
             Change(
                 "9179b20c",
