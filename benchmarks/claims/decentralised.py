@@ -225,8 +225,8 @@ CLAIMS = (
         note="XLA sends each leaf of an all-reduce by itself, in 14 hops; the baseline merges them "
         "to one message, as gossip does. With the larger model a ring sends two whole models in a "
         "step, more than the all-reduce, and training takes more steps; gossip of four bits is 3 "
-        "to 5 times faster. Of a dense mean whose messages are sent at once, which is no all-reduce "
-        "of XLA, D-PSGD with the small model takes 0.85 times the time.",
+        "to 5 times faster. A dense mean whose messages are sent at once is no all-reduce of XLA: "
+        "with the small model D-PSGD takes 0.85 times its time.",
     ),
     Claim(
         name="choco-consensus",
