@@ -56,7 +56,7 @@ def measure(claim: Claim, out: pathlib.Path = reporting.RESULTS, *, whole: bool 
     """
     try:
         before = page.judged(claim)
-    except page.MissingError:
+    except (page.MissingError, KeyError):  # None yet, or of a program with other methods.
         before = None
     if claim.run:
         start, started = time.perf_counter(), reporting.now()

@@ -9,7 +9,7 @@ import optax
 
 import jaxcomp
 from claims import networks, scores
-from claims.claim import HOLDS, Change, Claim, Judged, decide
+from claims.claim import FAILS, HOLDS, Change, Claim, Judged, decide
 from claims.descent import least
 from claims.networks import AXIS, Method, Plan, Rate, mean
 from jaxcomp import algorithms
@@ -17,11 +17,22 @@ from jaxcomp import algorithms
 STEPS = 250
 
 
+RANKS = {"CNN": 2, "GRU": 4}
+"""Of the paper's convolutional network and of its LSTM."""
+
+
+def _plan(steps: int, rates: tuple[float, ...], size: int, falls: tuple[float, float]) -> Plan:
+    """A warm-up of a sixtieth of the steps, and a rate that falls tenfold twice."""
+    warm = optax.linear_schedule(0.0, 1.0, steps // 60)
+    drops = optax.piecewise_constant_schedule(1.0, {int(steps * part): 0.1 for part in falls})
+    return Plan(steps, rates, size=size, schedule=lambda step: warm(step) * drops(step))
+
+
 def _train_powersgd() -> dict[str, Any]:
     found = {}
     for task, plan in (
-        (networks.cnn(), Plan(500, (0.01, 0.02, 0.05, 0.1, 0.2))),
-        (networks.gru(), Plan(200, (0.25, 0.5, 1.0, 2.0, 4.0), size=4)),
+        (networks.cnn(), _plan(1500, (0.01, 0.02, 0.05, 0.1, 0.2), 8, (1 / 2, 5 / 6))),
+        (networks.gru(), _plan(1000, (0.25, 0.5, 1.0, 2.0, 4.0), 4, (2 / 3, 8 / 9))),
     ):
         ways = {f"PowerSGD, rank {rank}": jaxcomp.PowerIteration(rank) for rank in (2, 4)}
         methods = {"dense": jaxcomp.Dense(), **ways}
@@ -36,7 +47,9 @@ def _train_powersgd() -> dict[str, Any]:
 
 
 def _powersgd_judged(numbers: dict[str, Any]) -> Judged:
-    kept = [scores.equal(found, "PowerSGD, rank 2", "dense") for found in numbers.values()]
+    pairs = [(found, f"PowerSGD, rank {RANKS[task]}") for task, found in numbers.items()]
+    kept = [scores.equal(found, name, "dense") for found, name in pairs]
+    unclear = any(scores.undecided(found, name, "dense") for found, name in pairs)
     words = "; ".join(
         f"{task}: {scores.told(found, 'dense')}, "
         + ", ".join(
@@ -46,7 +59,8 @@ def _powersgd_judged(numbers: dict[str, Any]) -> Judged:
         )
         for task, found in numbers.items()
     )
-    return Judged(words, decide(all(kept), any(kept)))
+    margin = least(*(scores.as_good(found, name, "dense") for found, name in pairs))
+    return Judged(words, decide(all(kept), any(kept), unclear), margin)
 
 
 def _demo(k: int) -> Method:
@@ -104,17 +118,28 @@ CLAIMS = (
         name="powersgd",
         methods=("PowerIteration",),
         source="Vogels, Karimireddy and Jaggi, PowerSGD: practical low-rank gradient compression "
-        "for distributed optimization, 2019",
-        claim="Rank 2 with error feedback reaches the test accuracy of SGD.",
-        setting="A CNN on 5,000 images of MNIST and a GRU on bytes, 500 and 200 steps, four "
-        "workers, SGD with momentum, the best of five rates each, twenty seeds.",
+        "for distributed optimization, 2019, tables of ranks",
+        claim="Rank 2 on a convolutional network, and rank 4 on a language model, reach the "
+        "test quality of SGD.",
+        setting="A CNN on 5,000 images of MNIST and a GRU on bytes, 1,500 and 1,000 steps, four "
+        "workers, SGD with momentum, a warm-up and a rate that falls tenfold twice, as in the "
+        "paper, the best of five rates each, twenty seeds.",
         judge=_powersgd_judged,
-        criterion="rank 2 as good as dense on both networks",
+        criterion="rank 2 as good as dense on the CNN, and rank 4 on the GRU",
         why="size",
-        fixed="88e61ce7",
+        fixed="a5941335",
+        changed=(
+            Change(
+                "9179b20c",
+                FAILS,
+                "Rank 2 was asked of the GRU, too, where the paper needs rank 4; trainings were "
+                "three and five times shorter, on a cosine.",
+            ),
+        ),
         run=_train_powersgd,
-        minutes=5,
-        note="Matrices here are small, so low rank saves less than in large networks.",
+        minutes=18,
+        note="Matrices here are small, so low rank saves less than in large networks. On the GRU "
+        "rank 4 loses 0.05 bits a byte, where 0.03 are allowed.",
     ),
     Claim(
         name="demo",

@@ -3,6 +3,7 @@
 The networks and the driver are in `networks.py`.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import optax
 
 import jaxcomp
 from claims import networks, scores
-from claims.claim import Claim, Judged, decide
+from claims.claim import PART, Change, Claim, Judged, decide
 from claims.descent import least
 from claims.networks import AXIS, Method, Plan, Rate, everywhere, mean
 from jaxcomp import planning
@@ -44,12 +45,19 @@ def _by_paper(rate: Rate, key: Any) -> Any:
     )
 
 
+def _but_the_last(codec: jaxcomp.Codec) -> jaxcomp.Policy:
+    """Every leaf but those of the last layer, which stays in 32 bits, as in the paper."""
+    return dataclasses.replace(everywhere(codec), rules=(jaxcomp.Rule("head*", None),))
+
+
 WAYS: dict[str, Method] = {
     "dense": mean(jaxcomp.Dense()),
     "clipped": mean(everywhere(jaxcomp.terngrad())),
     "not clipped": mean(everywhere(jaxcomp.terngrad(clip=None))),
     "shared scaler, clipped at the shared value": mean(everywhere(jaxcomp.terngrad(shared=True))),
     "shared scaler, clipped at each worker's own": _by_paper,
+    "clipped, last layer dense": mean(_but_the_last(jaxcomp.terngrad())),
+    "not clipped, last layer dense": mean(_but_the_last(jaxcomp.terngrad(clip=None))),
 }
 
 
@@ -67,15 +75,16 @@ def _words(numbers: dict[str, Any], *names: str) -> str:
 
 
 def _clip_judged(numbers: dict[str, Any]) -> Judged:
-    kept = scores.equal(numbers, "clipped", "dense")
-    worse = scores.better(numbers, "clipped", "not clipped")
-    gain = scores.gain(numbers, "not clipped", "clipped")
-    names = ("dense", "clipped", "not clipped", *list(WAYS)[3:])
-    words = f"without clipping {gain:+.2f} points; {_words(numbers, *names)}"
-    margin = least(
-        scores.as_good(numbers, "clipped", "dense"),
-        scores.surely(numbers, "clipped", "not clipped"),
+    clipped, free = "clipped, last layer dense", "not clipped, last layer dense"
+    kept = scores.equal(numbers, clipped, "dense")
+    worse = scores.better(numbers, clipped, free)
+    gain = scores.gain(numbers, free, clipped)
+    others = [name for name in WAYS if name not in ("dense", clipped, free)]
+    words = (
+        f"without clipping {gain:+.2f} points; {_words(numbers, 'dense', clipped, free)}; every "
+        f"layer ternary: {_words(numbers, *others)}"
     )
+    margin = least(scores.as_good(numbers, clipped, "dense"), scores.surely(numbers, clipped, free))
     return Judged(words, decide(kept and worse, kept or worse), margin)
 
 
@@ -153,13 +162,20 @@ CLAIMS = (
         "loses about 3 % (54.63 %).",
         setting=_SETTING,
         judge=_clip_judged,
-        criterion="clipped as good as dense, and better than not clipped",
-        why="ours",
-        fixed="88e61ce7",
+        criterion="last layer dense: clipped as good as dense, and better than not clipped",
+        why="false",
+        fixed="dd839675",
+        changed=(
+            Change(
+                "9179b20c",
+                PART,
+                "The last layer was ternary too, which the paper leaves in 32 bits.",
+            ),
+        ),
         run=_train,
-        minutes=6,
-        note="The paper leaves the last layer in 32 bits; here it is ternary too. The rows with a "
-        "shared scaler compare the authors' code, which clips at the shared value, with the paper.",
+        minutes=9,
+        note="The rows with a shared scaler compare the authors' code, which clips at the shared "
+        "value, with the paper.",
     ),
     Claim(
         name="terngrad-layers",

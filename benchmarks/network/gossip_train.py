@@ -1,6 +1,6 @@
 """A worker that trains a small byte model by gossip, or by means, until it reaches a target score.
 
-As `train.py`, with a smaller model, of which every worker has windows of its own, however many
+As `train.py`, with smaller models, of which every worker has windows of its own, however many
 workers there are. By gossip the score is that of the mean of all models, which is taken while the
 clock stands still.
 """
@@ -22,7 +22,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxcomp
 from jaxcomp import algorithms, graphs
 
-LAYERS, WIDTH, CONTEXT, EACH, RATE, SEED = 2, 160, 32, 2, 2e-3, 0
+CONTEXT, EACH, RATE, SEED = 32, 2, 2e-3, 0
+MODELS = {"0.7 million": (2, 160), "0.08 million": (1, 64)}
+"""Layers and width, by the number of parameters."""
 AXIS = group.AXIS
 FOUR, NEAREST = jaxcomp.qsgd_inf(bits=4), jaxcomp.blockwise(bits=4)
 
@@ -78,7 +80,7 @@ def run(
     tx: Any, data: tuple, own: dict[str, Any], mesh: Mesh, meet: Callable[..., float]
 ) -> dict[str, Any]:
     draw, held_out = data
-    model = byte_lm_model.ByteModel(LAYERS, WIDTH)
+    model = byte_lm_model.ByteModel(*MODELS[own["model"]])
     replicated = NamedSharding(mesh, PartitionSpec())
     tokens = draw(1, SEED)[0][:1]
     init = jax.jit(lambda seed: model.init(jax.random.key(seed), tokens), out_shardings=replicated)

@@ -61,6 +61,8 @@ def parse() -> argparse.Namespace:
     add("--shape", choices=namespaces.SHAPES, default="switch", help="of the links, for gossip")
     add("--slow", metavar="RATE", help="of one of the links, for gossip")
     add("--delay", type=float, default=0.0, metavar="MS", help="of packets on a switch, for gossip")
+    models = ("0.7 million", "0.08 million")
+    add("--model", choices=models, default=models[0], help="parameters, for gossip-train")
     add("--methods", nargs="+", metavar="NAME", help="some of them, by name")
     add("--elements", type=int, default=25_000_000, help="of the mean; made a matrix")
     add("--repeats", type=int, default=5, help="of each mean and each training")
@@ -182,7 +184,7 @@ def measured(path: pathlib.Path, processes: int) -> bool:
 
 def run(options: argparse.Namespace, rate: str, processes: int, job: str) -> bool:
     """Whether the program of the job came to an end."""
-    asked = ("methods", "elements", "repeats", "steps", "target", "every", "shape", "slow")
+    asked = ("methods", "elements", "repeats", "steps", "target", "every", "shape", "slow", "model")
     settings = {name: getattr(options, name) for name in asked}
     settings["delay"] = options.delay / 1e3
     shaped = None if rate == UNSHAPED else rate
