@@ -249,7 +249,7 @@ CLAIMS = (
         ),
         run=_train_late,
         minutes=12,
-        note="No weight decay, which the paper has. The gain is small, 0.06 points, and so is the gap "
-        "to close: small batches are better than large ones by 0.14 points, or not at all.",
+        note="No weight decay, which the paper has. The gain is small, 0.06 points, and so is the "
+        "gap to close: small batches are better than large ones by 0.14 points, or not at all.",
     ),
 )
