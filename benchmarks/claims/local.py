@@ -1,11 +1,9 @@
 """Local steps: DiLoCo and its relatives, and averages once a round."""
 
-import functools
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import jaxcomp
 from claims.claim import Claim, Judged, decide, untried
 from claims.descent import least, within
 
@@ -149,39 +147,6 @@ def _hidden(found: dict[str, Any]) -> Judged:
     return Judged(words, verdict, least(min(busy) / 0.95))
 
 
-def _post_local() -> dict[str, Any]:
-    """Synchronous SGD up to the first drop of the rate, then rounds; and SGD all along."""
-    import local_methods
-    import optax
-
-    from jaxcomp import algorithms
-
-    steps = 1600
-    rate = optax.piecewise_constant_schedule(0.05, {steps // 2: 0.1, 3 * steps // 4: 0.1})
-    make = functools.partial(
-        algorithms.post_local_sgd, jaxcomp.Dense(), local_methods.AXIS, learning_rate=rate
-    )
-    cases = {
-        "post-local": make(synchronous=steps // 2, every=16, momentum=0.9),
-        "synchronous": make(synchronous=steps, every=16, momentum=0.9),
-    }
-    task = local_methods.digits(steps)
-    return {"numbers": {n: local_methods.measure(n, tx, task, SEEDS) for n, tx in cases.items()}}
-
-
-def _generalises(numbers: dict[str, Any]) -> Judged:
-    post, whole = numbers["post-local"], numbers["synchronous"]
-    better = statistics.median(post["accuracy"]) > max(whole["accuracy"])
-    words = (
-        f"{post['exchanges'][0]} exchanges for {whole['exchanges'][0]}: test accuracy "
-        f"{_spread(post['accuracy'], '.1f')} %, synchronous "
-        f"{_spread(whole['accuracy'], '.1f')} %; training loss {_spread(post['loss'], '.4f')} and "
-        f"{_spread(whole['loss'], '.4f')}"
-    )
-    ratio = statistics.median(post["accuracy"]) / max(whole["accuracy"])
-    return Judged(words, decide(better), least(ratio))
-
-
 CLAIMS = (
     Claim(
         name="local-sgd-rate",
@@ -225,23 +190,6 @@ CLAIMS = (
         "network cost 3.5 to 4 times as much, not ten. At 100 Mbit/s with four processes ADPSGD "
         "takes 40.3 s to the score that dense gradients reach in 224 s on a machine that is 1.4 "
         "times faster (network/local.json, network/train.json).",
-    ),
-    Claim(
-        name="post-local-accuracy",
-        methods=("post_local_sgd",),
-        source="Lin, Stich, Patel and Jaggi, Don't use large mini-batches, use local SGD, 2020, "
-        "abstract",
-        claim="Post-local SGD significantly improves the generalisation of large-batch training, "
-        "and is as efficient.",
-        setting=f"{DIGITS} Local rounds of 16 steps from the first drop of the rate on, against "
-        "synchronous steps to the end; both with dense means.",
-        judge=_generalises,
-        criterion="median test accuracy above that of the best synchronous seed",
-        why="premise",
-        run=_post_local,
-        minutes=1,
-        note="Batches are small here (128 images for all workers), so large-batch training has no "
-        "gap of generalisation to close: the accuracy is the same, with half of the exchanges.",
     ),
     Claim(
         name="diloco-synchronous",

@@ -17,8 +17,8 @@ from claims.networks import AXIS, Method, Plan, Rate, mean
 from jaxcomp import algorithms
 
 STEPS, WARM, B2 = 5000, 1000, 0.99
-CHOOSING = 3
-"""Seeds that choose the rate of 1-bit Adam, which fails with some."""
+CHOOSING = 10
+"""Seeds that choose the rate of 1-bit Adam, which fails with some of them."""
 RATES = (0.0001, 0.0002, 0.0005, 0.001, 0.002)
 SIGN = jaxcomp.Policy(jaxcomp.sign(), min_size=0, min_ndim=0)
 
@@ -130,9 +130,15 @@ CLAIMS = (
         "choose the rates.",
         judge=_adam_judged("1-bit Adam", 4),
         criterion="as good as Adam with at least 4 times fewer bits",
-        why="tuning",
-        fixed="6e514975",
+        why="false",
+        fixed="fd3d3467",
         changed=(
+            Change(
+                "9179b20c",
+                FAILS,
+                "Three seeds chose the rates: 0.001 for 1-bit Adam again, which failed with none "
+                "of them, and with five of the ten scored.",
+            ),
             Change(
                 "bb7dfe7b",
                 FAILS,
@@ -141,11 +147,9 @@ CLAIMS = (
             ),
         ),
         run=_train_one_bit,
-        minutes=12,
-        note="A fifth of dense steps alone bounds the ratio by 5; 4 counts as reached. Three seeds "
-        "choose the same rate as one did: 0.001 fails with none of them, its mean loss is 0.0004 "
-        "below that of 0.0002, and five of ten others fail. Not tried: a choice over ten seeds, "
-        "which would see it.",
+        minutes=25,
+        note="A fifth of dense steps alone bounds the ratio by 5; 4 counts as reached. Ten seeds "
+        "choose a rate at which no seed fails; it ends below Adam with every one.",
     ),
     Claim(
         name="zero-one-adam",

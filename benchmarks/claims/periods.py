@@ -10,9 +10,9 @@ import optax
 
 import jaxcomp
 from claims import networks, scores
-from claims.claim import PART, Change, Claim, Judged, decide
+from claims.claim import FAILS, PART, Change, Claim, Judged, decide
 from claims.descent import least
-from claims.networks import AXIS, Method, Plan, Rate
+from claims.networks import AXIS, Method, Plan, Rate, mean
 from jaxcomp import algorithms
 
 STEPS = 320
@@ -77,6 +77,60 @@ def _train() -> dict[str, Any]:
     for one in found["methods"].values():
         one["exchanges"] = [round(STEPS * share) for share in one["exchanges"]]
     return {"numbers": found}
+
+
+LATE_STEPS, LATE_WORKERS, LATE_SIZE = 416, 8, 64
+LATE_RATES = {
+    "large batches": (0.1, 0.2, 0.4, 0.8, 1.6),
+    "post-local": (0.1, 0.2, 0.4, 0.8, 1.6),
+    "small batches": (0.01, 0.02, 0.05, 0.1, 0.2),
+}
+
+
+def _post_local(rate: Rate, key: Any) -> Any:
+    """Synchronous up to the first drop of the rate, then rounds of 16."""
+    return algorithms.post_local_sgd(
+        jaxcomp.Dense(),
+        AXIS,
+        learning_rate=rate,
+        synchronous=LATE_STEPS // 2,
+        every=16,
+        momentum=0.9,
+        key=key,
+    )
+
+
+def _late(steps: int) -> Rate:
+    """A warm-up of a sixtieth, and a rate that falls after a half and after three quarters."""
+    warm = optax.linear_schedule(0.0, 1.0, steps // 60)
+    falls = optax.piecewise_constant_schedule(1.0, {steps // 2: 0.1, 3 * steps // 4: 0.1})
+    return lambda step: warm(step) * falls(step)
+
+
+def _train_late() -> dict[str, Any]:
+    """Batches of all workers, the same with rounds at the end, and those of one worker alone."""
+    cases: dict[str, tuple[Method, int, int]] = {
+        "large batches": (mean(jaxcomp.Dense()), LATE_WORKERS, LATE_STEPS),
+        "post-local": (_post_local, LATE_WORKERS, LATE_STEPS),
+        "small batches": (mean(jaxcomp.Dense()), 1, LATE_WORKERS * LATE_STEPS),
+    }
+    task, found = networks.cnn(), {}
+    for name, (method, workers, steps) in cases.items():
+        plan = Plan(steps, LATE_RATES[name], workers, LATE_SIZE, _late(steps))
+        found |= networks.compare({name: method}, task, plan)["methods"]
+    return {"numbers": {"better": task.better, "unit": task.unit, "methods": found}}
+
+
+def _late_judged(numbers: dict[str, Any]) -> Judged:
+    found = scores.paired(numbers, "post-local", "large batches")
+    gap = scores.paired(numbers, "small batches", "large batches")
+    told = ", ".join(scores.told(numbers, name) for name in numbers["methods"])
+    words = (
+        f"{told}: post-local is better than large batches by {scores.words(found)}, small batches "
+        f"by {scores.words(gap)}"
+    )
+    verdict = decide(found.low > 0, undecided=found.low <= 0 <= found.high)
+    return Judged(words, verdict, least(scores.surely(numbers, "post-local", "large batches")))
 
 
 def _at_equal_exchanges(numbers: dict[str, Any], name: str) -> str:
@@ -169,5 +223,33 @@ CLAIMS = (
         fixed="833c7706",
         results="reproductions/adpsgd-training.json",
         command="make reproduce CLAIM=adpsgd-training",
+    ),
+    Claim(
+        name="post-local-accuracy",
+        methods=("post_local_sgd",),
+        source="Lin, Stich, Patel and Jaggi, Don't use large mini-batches, use local SGD, 2020, "
+        "abstract",
+        claim="Post-local SGD significantly improves the generalisation of large-batch training, "
+        "and is as efficient.",
+        setting=f"A CNN on 3,600 images of MNIST, {LATE_WORKERS} workers with batches of "
+        f"{LATE_SIZE}, {LATE_STEPS} steps (59 epochs) of SGD with momentum, a warm-up and a rate "
+        "that falls tenfold after a half and after three quarters; rounds of 16 steps from the "
+        "first drop on, against synchronous steps, and against as many epochs with the batches of "
+        "one worker; the best of five rates each, twenty seeds.",
+        judge=_late_judged,
+        criterion="post-local better than large batches, by paired differences",
+        fixed="470f473f",
+        changed=(
+            Change(
+                "9179b20c",
+                FAILS,
+                "A batch was 128 images for all workers, for which there is no gap to close, the "
+                "rate was not tuned, and the best seed of the other was asked for.",
+            ),
+        ),
+        run=_train_late,
+        minutes=12,
+        note="No weight decay, which the paper has. The gain is small, 0.06 points, and so is the "
+        "gap to close: small batches are better than large ones by 0.14 points, or not at all.",
     ),
 )
