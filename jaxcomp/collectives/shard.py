@@ -208,7 +208,8 @@ def together(
             if frozen:
                 site = (axis, "frozen", *apart)
                 there = _on_axes(arguments.key_of_site(key, site), apart)
-                found |= _frozen_leaves(axis, weights, there, own, at) if split else {}
+                got = _frozen_leaves(axis, weights, there, own, at) if split else {}
+                found |= _named(got, apart)
                 continue
             # Noise differs between all devices whose messages differ, and is the same where they
             # are the same: forward on all hosts that have the part already, and back on all that
@@ -222,11 +223,14 @@ def together(
             else:
                 how = Pvary(axis, gradients, gradients, True)
             got = transfer(how, there, own, back)
-            if split and apart:  # Faster axes split it further: a part of it on each device.
-                got = {path: checkpoint_name(x, _SECOND_COPY) for path, x in got.items()}
-            found |= got
+            found |= _named(got, apart) if split else got
     whole = {path: jnp.reshape(x, wholes[path]) for path, x in found.items()}
     return {p: x.astype(narrow) if narrow and may_be_coded(x) else x for p, x in whole.items()}
+
+
+def _named(parts: dict[str, Array], apart: tuple[str, ...]) -> dict[str, Array]:
+    """Parts with the name by which `second_copy` keeps them, if faster axes split them further."""
+    return {p: checkpoint_name(x, _SECOND_COPY) for p, x in parts.items()} if apart else parts
 
 
 def _frozen_leaves(

@@ -141,21 +141,24 @@ def test_bytes_of_fully_sharded_are_those_of_the_program():
 
 
 def test_a_second_copy_saves_the_slow_axis_the_second_gathering():
-    """Loops gather over hosts once; without a policy, as often in the backward pass."""
+    """Loops gather over hosts once, frozen leaves too; without a policy, twice."""
     mesh, names = make_mesh(dcn=2, fsdp=4), ("dcn", "fsdp")
-    params = jax.random.normal(KEYS[1], (LAYERS, WIDE, WIDE)) / 8
+    base, w = jax.random.normal(KEYS[1], (2, LAYERS, WIDE, WIDE)) / 8
+    params = {"base": base, "w": w}
     params = jax.device_put(params, NamedSharding(mesh, P(None, names)))
 
     def compiled(policy):
         def net(params, x):
             def layer(x, own):
-                return x + jnp.tanh(x @ jaxcomp.gathered(own)), None
+                own = jaxcomp.gathered(own)
+                return x + jnp.tanh(x @ (own["base"] + own["w"])), None
 
             layer = jax.checkpoint(layer, policy=policy)
             return jnp.mean(jax.lax.scan(layer, x[:, :WIDE], params)[0] ** 2)
 
+        codecs = {"weights": EIGHT, "gradients": FOUR}
         f = jaxcomp.fully_sharded(
-            net, mesh, names, P(None, names), weights=EIGHT, gradients=FOUR, stacked=("",)
+            net, mesh, names, P(None, names), **codecs, stacked=("*",), frozen=("base",)
         )
         x = jnp.tile(X, (1, 2))
         program = jax.jit(f).lower(params, x, key=0).compile()
