@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend import core as jex_core
 
 from jaxcomp.backend import axes
 from jaxcomp.collectives import arguments
@@ -156,6 +157,9 @@ def second_copy(primitive: Any, *given: Any, **extra: Any) -> bool:
     Returns:
         Whether its results are kept.
 
+    Raises:
+        ValueError: where it is called like a function of a layer, or with another type.
+
     Example:
         >>> import jax, jax.numpy as jnp, jaxcomp
         >>> def loss(params, x):
@@ -172,6 +176,11 @@ def second_copy(primitive: Any, *given: Any, **extra: Any) -> bool:
         policy of yours, take `jax.checkpoint_policies.save_from_both_policies`. It changes nothing
         for weights that one axis alone splits.
     """
+    if not isinstance(primitive, jex_core.Primitive):
+        raise ValueError(
+            f"`primitive` must be given by JAX, got {primitive!r}: write jax.checkpoint(layer, "
+            "policy=jaxcomp.second_copy)"
+        )
     return _keep(primitive, *given, **extra)
 
 
