@@ -340,6 +340,12 @@ def _options_of_steps(add: Callable[..., Any]) -> None:
         default=2,
         help="with --fsdp, how often a step gathers the weights (default: 2, forward and back)",
     )
+    add(
+        "--second-copy",
+        action="store_true",
+        help="with --fsdp and --fast-link, gather once between hosts, and the other times within "
+        "them: policy=jaxcomp.second_copy",
+    )
     _options_of_experts(add)
     add(
         "--sites",

@@ -45,6 +45,8 @@ def plan(args: argparse.Namespace) -> None:
         plots.check(args.plot)  # Before minutes of timing.
     if args.upload and not args.sites:
         raise ValueError("--upload needs --sites: means take the same time in both directions")
+    if args.second_copy and not (args.fsdp and args.fast_link):
+        raise ValueError("--second-copy needs --fsdp and --fast-link")
     if args.fsdp or args.sites:
         (_sharded if args.fsdp else _between_sites)(args)
         return
@@ -163,6 +165,7 @@ def _sharded(args: argparse.Namespace) -> None:
         jaxcomp.planning.Network(args.link, args.latency),
         codecs=None if args.codec is None else _pairs(args.codec),
         gathers=args.gathers,
+        second_copy=args.second_copy,
         compute=_step(args.step),
         backward=args.backward,
         overlap=args.overlap,

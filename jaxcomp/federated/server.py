@@ -226,10 +226,7 @@ def fill_table(
 
 @functools.partial(jax.jit, static_argnums=0)
 def combine(
-    method: Method,
-    key: Array,
-    state: ServerState,
-    given: Held,
+    method: Method, key: Array, state: ServerState, given: Held
 ) -> tuple[ServerState, Total]:
     """The messages of a round by an aggregate that needs all of them at once.
 
@@ -311,12 +308,7 @@ def step(
 
 
 def _estimate(
-    method: Method,
-    feedback: Feedback,
-    total: Total,
-    sums: Stacks,
-    weights: Weights,
-    mirror: PyTree,
+    method: Method, feedback: Feedback, total: Total, sums: Stacks, weights: Weights, mirror: PyTree
 ) -> tuple[Stacks, PyTree]:
     """The estimate of the clients' mean, and the mirror after the round.
 

@@ -53,6 +53,7 @@ def plan_fsdp(
     *,
     codecs: "Mapping[str, tuple[Codecs, Codecs]] | None" = None,
     gathers: int = 2,
+    second_copy: bool = False,
     compute: float = 0.0,
     backward: float = 0.0,
     overlap: float = 0.0,
@@ -79,6 +80,8 @@ def plan_fsdp(
             dense; None for a usual selection.
         gathers: how many times a step gathers the weights: twice if the backward pass gathers a
             layer again, as inside `jax.checkpoint`.
+        second_copy: whether `jaxcomp.second_copy` is the policy of that `jax.checkpoint`: the
+            weights cross the slow link once, and the fast one each time.
         compute: seconds of a training step without communication.
         backward: seconds of its backward pass.
         overlap: the fraction of the backward pass that overlaps with communication.
@@ -101,12 +104,7 @@ def plan_fsdp(
         ('8-bit weights, 4-bit gradients', 2.3)
     """
     sizes = planner.sizes_of(workers, network, link_per)
-    checks.integer("gathers", gathers, 1)
-    if len(sizes) > 2 or math.prod(sizes) < 2 or (len(sizes) > 1) != (fast is not None):
-        raise ValueError(
-            "`workers` must be at least 2 devices in all, or a pair (hosts, devices) beside "
-            f"`fast`, got workers={workers!r} and fast={fast!r}"
-        )
+    _check(workers, sizes, fast, gathers, second_copy)
     like = models.transformer(params) if isinstance(params, int) else params
     clock, machines = kept.noting(clock, link_only)
     sharing = sizes[-1] if len(sizes) > 1 and link_per == "host" else 1
@@ -115,7 +113,8 @@ def plan_fsdp(
     for name, pair in (named | dict(CODECS if codecs is None else codecs)).items():
         weights, gradients = _policies(name, pair)
         timed: list[timing.Measured] = []
-        total, inside = _prices(like, weights, sizes, clock, timed, gathers=gathers)
+        times = (1 if second_copy else gathers), gathers
+        total, inside = _prices(like, weights, sizes, clock, timed, gathers=times)
         more, within = _prices(like, gradients, sizes, clock, timed)
         ways.append(
             Way(
@@ -145,13 +144,25 @@ def plan_fsdp(
     return comparison.compare(ways, network, conditions, baseline="dense bfloat16")
 
 
+def _check(workers: Any, sizes: Any, fast: Any, gathers: int, second_copy: bool) -> None:
+    checks.integer("gathers", gathers, 1)
+    checks.flag("second_copy", second_copy)
+    if len(sizes) > 2 or math.prod(sizes) < 2 or (len(sizes) > 1) != (fast is not None):
+        raise ValueError(
+            "`workers` must be at least 2 devices in all, or a pair (hosts, devices) beside "
+            f"`fast`, got workers={workers!r} and fast={fast!r}"
+        )
+    if second_copy and fast is None:
+        raise ValueError("`second_copy` needs `fast`, the link within a host")
+
+
 def _prices(
     like: PyTree,
     policy: Policy,
     sizes: tuple[int, ...],
     clock: Clock,
     timed: list[timing.Measured],
-    gathers: int | None = None,
+    gathers: tuple[int, int] | None = None,
 ) -> tuple[cost.Price, cost.Price]:
     """The price of all weights, or of all gradients, over the slow links and over the fast ones.
 
@@ -161,12 +172,12 @@ def _prices(
         sizes: the number of hosts, and of devices of each.
         clock: a function that times a link.
         timed: what it found is added to this list.
-        gathers: how many times weights are gathered; None for gradients.
+        gathers: how many times weights are gathered over either; None for gradients.
     """
-    layout, times = trees.layout(policy, like), gathers or 1
+    layout, (crossed, times) = trees.layout(policy, like), gathers or (1, 1)
     size = buffer.fused_bytes(wire_cost.payload_like(layout.batches)) + trees.dense_bytes(layout)
     slow, inner = sizes[0], math.prod(sizes[1:])
-    price = cost.Price(times * size * (slow - 1) / (slow * inner), times * (slow - 1))
+    price = cost.Price(crossed * size * (slow - 1) / (slow * inner), crossed * (slow - 1))
     fast = cost.Price(times * size * (inner - 1) / inner, times * (inner - 1))
     n = slow * inner
     effort = cost.Effort(encodes=1 / n, decodes=1.0)

@@ -13,13 +13,7 @@ from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
-from jaxcomp.mesh import (
-    axis_types,
-    data_parallel as mapped,
-    gradients,
-    placement,
-    specs as specs_,
-)
+from jaxcomp.mesh import axis_types, data_parallel as mapped, gradients, placement, specs as specs_
 from jaxcomp.mesh.arguments import Arguments
 from jaxcomp.transforms import outputs
 from jaxcomp.transforms.mean import compressed_mean

@@ -227,14 +227,7 @@ def alone(
         takes = ~due if takes is None else takes & ~due
         counts = None if counts is None else counts | due
     moved, inner, taken = worker_round.step(
-        setup.inner,
-        grads,
-        before,
-        own,
-        offset,
-        takes=takes,
-        guard=setup.guard,
-        extra=extra,
+        setup.inner, grads, before, own, offset, takes=takes, guard=setup.guard, extra=extra
     )
     # Steps that a worker stalls by its number of them are not skipped ones.
     skips = ~taken if counts is None else counts & ~taken

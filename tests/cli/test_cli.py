@@ -95,6 +95,11 @@ def test_a_plan_of_a_fully_sharded_model(capsys):
     )
     sizes = {way["name"]: way["bytes"] for way in once["ways"]}
     assert sizes["sign()"] < sizes[pair] < 0.5 * sizes["dense bfloat16"]
+    command[command.index("8")] = "2x4"
+    given = [*command, "--fast-link", "1Tbit", "--link-only", "--json"]
+    twice, copied = (json.loads(run(capsys, *given, *more)) for more in ([], ["--second-copy"]))
+    sent = [[way["bytes"] for way in plan["ways"]] for plan in (copied, twice)]
+    assert all(one < two for one, two in zip(*sent, strict=True))
 
 
 def test_a_plan_of_experts_says_what_to_write(capsys, monkeypatch):

@@ -44,6 +44,15 @@ def test_devices_share_the_slow_link_of_their_host():
         assert device[name] == pytest.approx(size / 4)
 
 
+def test_a_second_copy_crosses_the_slow_link_once():
+    given = {"fast": Network(5e10, 5e-6), "codecs": PAIR, "link_only": True}
+    once, twice = (plan_fsdp(LIKE, (2, 4), SLOW, gathers=times, **given) for times in (1, 2))
+    copied = plan_fsdp(LIKE, (2, 4), SLOW, second_copy=True, **given)
+    assert bytes_of(copied) == bytes_of(once)
+    inside = [[one.way.fast for one in plan.forecasts] for plan in (copied, twice)]
+    assert inside[0] == inside[1]
+
+
 def test_the_verdict_depends_on_the_link():
     slow = plan_fsdp(LIKE, 8, SLOW, codecs=PAIR, compute=0.1, link_only=True)
     assert slow.compress
@@ -74,6 +83,7 @@ def test_wrong_arguments_of_plans_for_fsdp():
         ({"workers": 1}, "`workers` must be at least 2 devices"),
         ({"workers": (2, 2)}, "beside `fast`"),
         ({"gathers": 0}, "`gathers` must be at least 1"),
+        ({"second_copy": True}, "`second_copy` needs `fast`"),
         ({"codecs": {"x": (EIGHT, "int4")}}, "pairs of codecs, policies or None"),
     ):
         given = {"workers": 8, "link_only": True, **arguments}
