@@ -8,6 +8,7 @@ process that `jaxcomp.adapters.flower.Site` runs in, whose folder the SuperNode 
 The `pyproject.toml` of the app has `clientapp = "jaxcomp_site.app:app"`.
 """
 
+import functools
 import pathlib
 from typing import Any
 
@@ -29,6 +30,5 @@ def train(message: Any, context: Any) -> Any:
             "`--node-config` of this SuperNode must have the folder of its site, such as "
             f"'site=\"/var/lib/site\"', got {dict(context.node_config)}"
         )
-    return Message(
-        content=unpacked(ask(pathlib.Path(folder), list(pieces(message.content)))), reply_to=message
-    )
+    answer = ask(pathlib.Path(folder), functools.partial(pieces, message.content))
+    return Message(content=unpacked(answer, views=True), reply_to=message)

@@ -8,6 +8,7 @@ site works it says every second that it is there, so a site that is stopped is n
 
 import contextlib
 import hmac
+import io
 import json
 import logging
 import pathlib
@@ -17,7 +18,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from jaxcomp_files import durable
 
@@ -45,7 +46,9 @@ class SiteError(RuntimeError):
 
 
 def ask(
-    folder: pathlib.Path, content: bytes | Sequence[bytes], patience: float = PATIENCE
+    folder: pathlib.Path,
+    content: bytes | Callable[[], Iterable[bytes]],
+    patience: float = PATIENCE,
 ) -> bytes:
     """The answer of the site's process.
 
@@ -54,7 +57,7 @@ def ask(
 
     Args:
         folder: the site's folder.
-        content: the message, whole or in parts.
+        content: the message, or what gives its parts, each time that it is sent.
         patience: the seconds for which a process may be away, or be there and give no sign of life.
 
     Raises:
@@ -228,29 +231,40 @@ def _greet(line: socket.socket, key: bytes, own: bytes, other: bytes, seconds: f
         raise ConnectionError("it does not know the secret")
 
 
-def _send(line: socket.socket, content: bytes | Sequence[bytes]) -> None:
-    parts = [content] if isinstance(content, bytes) else content
-    line.sendall(_LENGTH.pack(sum(map(len, parts))))
-    for part in parts:
-        line.sendall(part)
+def _send(line: socket.socket, content: bytes | Callable[[], Iterable[bytes]]) -> None:
+    """Sends the parts, each with its length, and a length of 0 at the end."""
+    for part in [content] if isinstance(content, bytes) else content():
+        if part:
+            line.sendall(_LENGTH.pack(len(part)))
+            line.sendall(part)
+    line.sendall(_LENGTH.pack(0))
 
 
 def _receive(line: socket.socket) -> bytes:
-    return _read(line, _LENGTH.unpack(_read(line, _LENGTH.size))[0])
+    """All parts as one; the buffer is not copied."""
+    found = io.BytesIO()
+    while size := _LENGTH.unpack(_read(line, _LENGTH.size))[0]:
+        while size:
+            size -= found.write(_part(line, size))
+    return found.getvalue()
 
 
 def _read(line: socket.socket, size: int, until: float | None = None) -> bytes:
-    """So many bytes; in all until this moment, or each part in the time of the connection."""
-    parts, left = [], size
-    while left:
+    """So many bytes, few; in all until this moment, or each part in the time of the connection."""
+    found = b""
+    while len(found) < size:
         if until is not None:
             line.settimeout(max(until - time.monotonic(), 0.001))
-        part = line.recv(min(left, 2**20))
-        if not part:
-            raise EOFError("the connection has ended")
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
+        found += _part(line, size - len(found))
+    return found
+
+
+def _part(line: socket.socket, most: int) -> bytes:
+    """The next bytes, at most so many and at least one."""
+    part = line.recv(min(most, 2**20))
+    if not part:
+        raise EOFError("the connection has ended")
+    return part
 
 
 def _announce(folder: pathlib.Path, port: int, key: bytes) -> None:

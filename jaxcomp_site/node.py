@@ -11,25 +11,29 @@ sends. With a version of Flower that has another connection, `flower-supernode` 
 """
 
 import argparse
+import concurrent.futures
 import functools
 import logging
 import os
 import pathlib
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from jaxcomp_site import polling
+from jaxcomp_site import arriving, polling
 from jaxcomp_site.app import app
 
 log = logging.getLogger("flwr")
 
 _AGAIN, _LONGEST = 0.05, 1.0
 """Seconds after which an object is asked for again that the server is still sending."""
+_AT_ONCE = 2
+"""Objects of an answer that are sent at the same time, as by Flower."""
 _RAISED = 2
 """Flower's code of an app that has raised an error."""
 
@@ -77,35 +81,38 @@ def serve(line: Connection, config: Any, until: Callable[[], bool] = lambda: Fal
 
 def _serve_one(line: Connection, config: Any, message: Any, tree: Any) -> None:
     """Receives the rest of a message, and sends its answer; an error loses this message only."""
-    from flwr.supercore.inflatable import inflatable_object, inflatable_utils
+    from flwr.supercore.inflatable import inflatable_object
 
     run, begin = message.metadata.run_id, time.monotonic()
+    pull, confirm = functools.partial(line.pull, run), functools.partial(line.confirm, run)
     try:
-        message = inflatable_utils.pull_and_inflate_object_from_tree(
-            tree,
-            functools.partial(line.pull, run),
-            functools.partial(line.confirm, run),
-            return_type=Message,
-            initial_backoff=_AGAIN,
-            backoff_cap=_LONGEST,
-        )
-        message.metadata.__dict__["_message_id"] = tree.object_id
-        here = time.monotonic()
-        answer = _answer(message, line.node, config)
-        there = time.monotonic()
+        with tempfile.TemporaryFile(dir=_place_of(config)) as file:
+            message = arriving.receive(tree, pull, confirm, file, (_AGAIN, _LONGEST))
+            message.metadata.__dict__["_message_id"] = tree.object_id
+            here = time.monotonic()
+            answer = _answer(message, line.node, config)
+            there = time.monotonic()
         answer.metadata.__dict__["_message_id"] = answer.object_id
         with inflatable_object.no_object_id_recompute():
             ids = inflatable_object.get_object_tree(answer)
             wanted, session = line.send(answer, ids, there - here)
-            inflatable_utils.push_objects(
-                inflatable_object.get_all_nested_objects(answer),
-                functools.partial(line.push, run, session),
-                object_ids_to_push=wanted,
-            )
+            objects = inflatable_object.get_all_nested_objects(answer)
+            push = functools.partial(line.push, run, session)
+            with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+                # Flower's own function makes a copy of the whole answer first.
+                list(
+                    pool.map(lambda id_: push(id_, objects[id_].deflate()), objects.keys() & wanted)
+                )
         parts = here - begin, there - here, time.monotonic() - there
         log.info("received in %.3f s, answered in %.3f s, sent in %.3f s", *parts)
     except Exception as error:
         log.exception("a message is lost: %s", error)
+
+
+def _place_of(config: Any) -> str | None:
+    """The site's folder, which has room for a message, or that of the system for such files."""
+    folder = config.get("site")
+    return folder if isinstance(folder, str) and os.path.isdir(folder) else None
 
 
 def _answer(message: Any, node: int, config: Any) -> Any:

@@ -22,7 +22,7 @@ def pieces(records: Any) -> Iterator[bytes]:
         for key, value in record.items():
             if hasattr(value, "stype"):  # One of Flower's arrays.
                 whole = not hasattr(value, "pieces")
-                begin, end = end, end + (len(value.data) if whole else value.shape[0])
+                begin, end = end, end + (len(value.data) if whole else value.length)
                 items[key] = [value.dtype, list(value.shape), value.stype, begin, end]
                 arrays.append([value.data] if whole else value.pieces())
             else:
@@ -32,8 +32,12 @@ def pieces(records: Any) -> Iterator[bytes]:
     return itertools.chain([_LENGTH.pack(len(text)), text], *arrays)
 
 
-def unpacked(data: bytes) -> Any:
+def unpacked(data: bytes, *, views: bool = False) -> Any:
     """The `RecordDict` that `packed` has made bytes of.
+
+    Args:
+        data: the bytes.
+        views: whether arrays are views of `data` and no copies, where nobody asks for `bytes`.
 
     Raises:
         ValueError: if these are no such bytes.
@@ -48,24 +52,22 @@ def unpacked(data: bytes) -> Any:
         if len(content) != end:
             raise ValueError(f"arrays of {end} bytes, got {len(content)}")
         for name, (kind, items) in described.items():
-            found[name] = _record(kind, items, content)
+            found[name] = _record(kind, items, content, views)
     except Exception as error:  # Of JSON, or of Flower's records.
         raise ValueError(f"no records of Flower: {type(error).__name__}: {error}") from error
     return found
 
 
-def _record(kind: str, items: dict[str, Any], content: memoryview) -> Any:
+def _record(kind: str, items: dict[str, Any], content: memoryview, views: bool) -> Any:
     from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 
     if kind == "ArrayRecord":
-        return ArrayRecord(
-            {
-                key: Array(
-                    dtype=dtype, shape=tuple(shape), stype=stype, data=bytes(content[begin:end])
-                )
-                for key, (dtype, shape, stype, begin, end) in items.items()
-            }
-        )
+        record = ArrayRecord()
+        for key, (dtype, shape, stype, begin, end) in items.items():
+            array = record[key] = Array(dtype=dtype, shape=tuple(shape), stype=stype, data=b"")
+            data: Any = content[begin:end]  # Flower makes pieces of views, too.
+            array.data = data if views else bytes(data)
+        return record
     kinds = {"ConfigRecord": ConfigRecord, "MetricRecord": MetricRecord}
     return kinds[kind]({key: _from_json(value) for key, value in items.items()})
 

@@ -1,16 +1,20 @@
 """A site's own node: Flower's connection, and no process for a message."""
 
 import contextlib
+import hashlib
+import itertools
 import sys
 import threading
+import tracemalloc
 import types
 
+import numpy as np
 import pytest
 from helpers.clients import PATIENCE
 
 pytest.importorskip("flwr")
 pytest.importorskip("flwr.supernode.fleet_http_connection")  # Not before flwr 1.42.
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import (
@@ -19,7 +23,8 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.supercore.run import RunNotRunningException
 
-from jaxcomp_site import courier, node, polling
+from jaxcomp_site import app as site_app, courier, node, polling
+from jaxcomp_site.packing import packed
 
 RUN, NODE = 7, 100
 
@@ -81,8 +86,9 @@ def nested(tree):
     return [one for child in tree.children for one in (child, *nested(child))]
 
 
-def message(number, kind="train"):
-    content = RecordDict({"given": ConfigRecord({"number": number, "bytes": bytes(10)})})
+def message(number, kind="train", content=None):
+    numbers = ConfigRecord({"number": number, "bytes": bytes(10)})
+    content = RecordDict({"given": numbers}) if content is None else content
     given = Metadata(
         run_id=RUN, message_id="", src_node_id=1, dst_node_id=NODE, reply_to_message_id="",
         group_id="", created_at=1.0, ttl=1e9, message_type=kind,
@@ -133,6 +139,40 @@ def test_an_error_is_told_and_the_node_goes_on(site):
     assert "unlucky" in refused.error.reason
     assert unknown.has_error()
     assert fine.content["given"]["number"] == 2
+
+
+def test_arrays_pass_in_pieces(tmp_path, monkeypatch):
+    size, piece = 40_000_000, 5 * 2**20
+    data = np.random.default_rng(0).bytes(size) + bytes(2 * piece)  # Zeros: a piece comes twice.
+    sent = RecordDict({"given": ArrayRecord({"0": Array("uint8", (len(data),), "raw", data)})})
+    answer = packed(sent)
+    twice = hashlib.sha256(2 * answer).digest()
+
+    def ask(folder, content):
+        assert folder == tmp_path
+        hashed = hashlib.sha256()
+        for part in itertools.chain(content(), content()):  # The site's process has ended once.
+            hashed.update(part)
+        assert hashed.digest() == twice
+        return answer
+
+    def push(run, session, id_, content):
+        pushed[id_] = len(content)
+
+    monkeypatch.setattr(site_app, "ask", ask)
+    link, pushed = SuperLink(message(0, content=sent)), {}
+    link.push = push
+    found = link.receive()
+    link.receive = iter([found, None]).__next__
+    tracemalloc.start()
+    try:
+        node.serve(link.line(), {"site": str(tmp_path)}, lambda: bool(pushed))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(pushed.values()) > size
+    assert peak < 6 * piece
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_message_that_is_not_whole_is_left_out(site):

@@ -51,11 +51,13 @@ class Tree(_Late):
 
     Attributes:
         tree: the arrays.
+        length: how many bytes they have.
     """
 
     def __init__(self, tree: PyTree, stype: str):
         self.tree = jax.tree.map(np.asarray, tree)
-        super().__init__("uint8", (raw.size(self.tree),), stype)
+        self.length = raw.size(self.tree)
+        super().__init__("uint8", (self.length,), stype)
 
     @property
     def data(self) -> bytes:

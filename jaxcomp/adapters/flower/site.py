@@ -144,7 +144,7 @@ class Site:
         state = extra.RecordDict(dict(self._state.items()))
 
         def work() -> Any:
-            found = self._work(unpacked(content), state, self._run)
+            found = self._work(unpacked(content, views=True), state, self._run)
             counts = {} if self._counts is None else {"counts": self._counts.write()}
             state[_SITE] = extra.ConfigRecord({"taken": self.taken, **counts})
             if jax.process_index() == 0:
