@@ -7,8 +7,8 @@ up. What sites and nodes say of their rounds gives the parts, and the peak of ea
 is read every half second. The forecast is that of `jaxcomp plan --sites` for the steps as sites
 report them; the seconds in which nothing is sent or computed are those of the smallest model.
 Memory is what a process has more than with the smallest model, in parameters of four bytes or in
-MB. With the largest model each round's message to a site has 101 MB, and the first one 406 MB; two
-sites, since three do not fit into 24 GB beside their server.
+MB. The first message to a site has the parameters, 406 MB of the largest model, and each further
+one 99 MB. This model has two sites, since three do not fit into 24 GB beside their server.
 """
 
 import json
