@@ -12,13 +12,13 @@ import optax
 
 import jaxcomp
 from claims import networks, scores
-from claims.claim import FAILS, HOLDS, Change, Claim, Judged, decide
+from claims.claim import FAILS, HOLDS, UNDECIDED, Change, Claim, Judged, decide
 from claims.descent import least
 from claims.networks import Plan, Task, everywhere, mean
 
 WIDTH, STEPS = 512, 400
 WARM, FRACTION = 0.016, 0.001
-PLAN = Plan(STEPS, (0.02, 0.05, 0.1, 0.2, 0.4), seeds=5)
+PLAN = Plan(STEPS, (0.02, 0.05, 0.1, 0.2, 0.4))
 _SHAPES = {
     "first": (images.SIDE**2, WIDTH),
     "first_bias": (WIDTH,),
@@ -88,7 +88,7 @@ def _judged(name: str, fewer: float) -> Any:
 
 _SETTING = (
     f"A perceptron with two hidden layers of {WIDTH} units (368,650 parameters) on 5,000 images of "
-    f"MNIST, {STEPS:,} steps, four workers, the best of five rates each, five seeds"
+    f"MNIST, {STEPS:,} steps, four workers, the best of five rates each, twenty seeds"
 )
 
 CLAIMS = (
@@ -102,8 +102,9 @@ CLAIMS = (
         setting=f"{_SETTING}; SGD with momentum after the mean.",
         judge=_judged("PowerSGD, rank 2", 50),
         criterion="as good as dense, by paired differences, with at least 50 times fewer bytes",
-        fixed="3f8d5a98",
+        fixed="5b9df73a",
         changed=(
+            Change("9179b20c", HOLDS, "Five seeds."),
             Change(
                 "3f8d5a98",
                 HOLDS,
@@ -125,14 +126,15 @@ CLAIMS = (
         judge=lambda found: _judged("DGC, 0.1 %", 270)(found["numbers"]),
         criterion="as good as dense, by paired differences, with at least 270 times fewer bytes",
         why="size",
-        fixed="3f8d5a98",
+        fixed="5b9df73a",
         changed=(
+            Change("9179b20c", UNDECIDED, "Five seeds."),
             Change("bb7dfe7b", FAILS, "An interval that contains the bound counted as below it."),
         ),
         results="reproductions/powersgd-wide.json",
         command="make reproduce CLAIM=powersgd-wide",
         note="Bytes of a worker's message after the warm-up, which is a fifth of the training "
-        "here, and four of 90 epochs in the paper, in four phases from 25 to 0.4 %. Twenty seeds "
-        "may decide.",
+        "here, and four of 90 epochs in the paper, in four phases from 25 to 0.4 %. With twenty "
+        "seeds the interval still contains the bound.",
     ),
 )
