@@ -48,8 +48,9 @@ LINKS = {
 STEPS, DELAY, SMALL = 2, 0.025, "0.08 million"
 WEIGHT_OF = federated.tokens_squared_per_step
 COLUMNS = (
-    "model {size} | link {link} | sites {sites} | MB up {up:.2f} | MB down {down:.2f} | a round, s {round_s:.1f} | "
-    "steps {steps_s:.1f} | message received {received_s:.1f} | sent {sent_s:.1f} | "
+    "model {size} | link {link} | sites {sites} | MB up {up:.2f} | MB down {down:.2f} | "
+    "a round, s {round_s:.1f} | steps {steps_s:.1f} | message received {received_s:.1f} | "
+    "sent {sent_s:.1f} | "
     "rest of a site {rest_s:.1f} | server and waiting {server_s:.1f} | "
     "forecast, s {forecast:.1f} | "
     "÷ forecast {ratio:.2f} | server, models {server:.1f} | site, models {site:.1f} | "
