@@ -172,9 +172,9 @@ class Method:
         if self.uplink.feedback.facts.memory:
             raise ValueError(
                 "`up` must have jaxcomp.NoFeedback() with an aggregate that is not linear, got "
-                f"{self.uplink.feedback!r} with {self.aggregate!r}: a residual assumes that the "
-                "steps add up to the sum of all messages. Use an unbiased codec, such as "
-                "jaxcomp.qsgd(bits=4), or jaxcomp.aggregates.Mean()"
+                f"{self.uplink.feedback!r} with {self.aggregate!r}: residuals and "
+                "shifts assume that the steps add up to the sum of all messages. Use an unbiased "
+                "codec, such as jaxcomp.qsgd(bits=4), or jaxcomp.aggregates.Mean()"
             )
         if self.mean != "participants" and not self.aggregate.streams:
             raise ValueError(

@@ -168,8 +168,8 @@ def rounds(
         stall: the share of the steps that exchanges may add to their time.
         longest: the longest round to prefer: of the ways that fit, the one of smallest error is
             `best`.
-        delayed: the longest delay, as a share of the round, from 0 to 1: two thirds is the most
-            that was measured; 0 for none.
+        delayed: the longest delay, as a share of the round, from 0 to 1: two thirds is that of
+            the longest that was measured, 40 of 60 steps; 0 for none.
 
     Raises:
         ValueError: for a plan without the time of a step, or numbers out of range.
