@@ -19,8 +19,8 @@ ADVICE = {
     "jaxcomp.PowerIteration(rank=4, feedback=jaxcomp.Residual(decay=0.9)).",
     "not finite": "A gradient was not finite. Wrap the chain, jaxcomp.skip_nonfinite(tx), and "
     "lower the learning rate or the loss scale if it happens again.",
-    "steps are skipped": "Every step of a window was skipped, so the parameters stay as they are. "
-    "Lower the loss scale or the learning rate, and look for NaN in the data.",
+    "steps are skipped": "Steps were skipped between all records of a window. Lower the loss "
+    "scale or the learning rate, and look for NaN in the data.",
     "elements are lost": "Elements did not fit into the capacity of Coded in most steps of a "
     "window. Raise `capacity`; without a residual, what is lost is never sent.",
     "capacity is empty": "More than half of the payload was empty in a whole window. Lower the "
